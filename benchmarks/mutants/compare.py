@@ -19,7 +19,7 @@ class Original:
     """A right style with everything it does, computed once."""
 
     def __init__(self, driver: Driver, source: str) -> None:
-        self.driver = driver
+        self.driver, self.source = driver, source
         self.names = module_names(source, "original")
         self.fresh = [initial(built(self.names, self.driver, size)) for size in SIZES]
         self.modules = [built(self.names, self.driver, size).double() for size in SIZES]
@@ -59,10 +59,18 @@ def trained_results(module: nn.Module, driver: Driver, size: Size) -> dict[str, 
     return found
 
 
+def renamed(module: nn.Module, mine: nn.Module) -> bool:
+    """Whether a mutant has the parameters of its original in the same order, some of them under other names."""
+    wanted, found = ([(n, p.shape) for n, p in m.named_parameters()] for m in (module, mine))
+    return dict(wanted).keys() != dict(found).keys() and [shape for _, shape in wanted] == [shape for _, shape in found]
+
+
 def share(right: Original, modules: list[nn.Module]) -> None:
     """Give the mutants the parameters of the original; their buffers stay their own."""
     for module, mine in zip(right.modules, modules, strict=True):
         values = dict(module.named_parameters())
+        if renamed(module, mine):
+            values = dict(zip((name for name, _ in mine.named_parameters()), values.values(), strict=True))
         mine.double()
         with torch.no_grad():
             for name, parameter in mine.named_parameters():

@@ -304,7 +304,7 @@ DRIVERS = {
         partial(_three, name="mask", shapes=("B11S", "B1TS", "TS", "1TS", "BHTS")),
         _named("W_q", "W_k", "W_v", "W_o"), ("mask",)),
     "fused_causal": Driver(
-        "CausalSelfAttention", lambda n, s: n["CausalSelfAttention"](s.E, s.H, s.longest, DROPOUT, DROPOUT),
+        "CausalSelfAttention", lambda n, s: n["CausalSelfAttention"](s.E, s.H, s.longest, DROPOUT, DROPOUT / 2),
         _self_only, _fused("c_attn", "c_proj"), edges=_beyond, causal=True),
     "einsum": Driver(
         "MultiHeadAttention", lambda n, s: n["MultiHeadAttention"](s.model, s.H, s.D), _einsum_calls, _einsum_slots),

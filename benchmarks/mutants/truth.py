@@ -55,6 +55,8 @@ def truth_beside(right: Original, source: str) -> Truth:
     found = _compared(right, modules)
     if found.label in ("equivalent", "fragile") and "Error" in observe.built_by_default(names, right.driver):
         return Truth("wrong", "its own defaults raise an error")
+    if found.label == "equivalent" and source.count("device") < right.source.count("device"):
+        return Truth("fragile", "a tensor without the device of the input")
     return found
 
 
@@ -127,7 +129,9 @@ def _state_differences(right: Original, modules: list[nn.Module]) -> Iterator[Tr
         if changed := [name for name in wanted if name in found and found[name] != wanted[name]]:
             yield Truth("wrong", f"{changed[0]} has shape {tuple(found[changed[0]])}")
         odd = set(wanted) ^ set(found)
-        if odd and all(name.split(".")[-1] == "bias" for name in odd):
+        if odd and compare.renamed(module, mine):
+            yield Truth("fragile", f"another name than {min(set(wanted) - set(found))}")
+        elif odd and all(name.split(".")[-1] == "bias" for name in odd):
             yield Truth("convention", f"biases: {', '.join(sorted(odd))}")
         elif missing := set(wanted) - set(found):
             yield Truth("wrong", f"no parameter {min(missing)}")

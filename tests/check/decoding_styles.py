@@ -51,8 +51,8 @@ class BlockwiseSelfAttention(nn.Module):
         for first in range(0, T, self.query_chunk):
             some = q[:, :, first : first + self.query_chunk]
             scores = some @ k.transpose(2, 3) / some.shape[-1] ** 0.5
-            index = torch.arange(first, first + some.shape[2])
-            later = torch.arange(T) > index[:, None]
+            index = torch.arange(first, first + some.shape[2], device=x.device)
+            later = torch.arange(T, device=x.device) > index[:, None]
             rows.append(scores.masked_fill(later, float("-inf")).softmax(-1) @ v)
         return self.wo(torch.cat(rows, 2).transpose(1, 2).reshape(B, T, E))
 """
@@ -98,7 +98,7 @@ class ExplicitHeads(nn.Module):
     def forward(self, x):
         b, t, _ = x.shape
         k, q, v = self.keys(x), self.queries(x), self.values(x)
-        heads = torch.empty(b, t, 0, dtype=x.dtype)
+        heads = x[..., :0]
         for h in range(self.count):
             part = slice(h * self.each, (h + 1) * self.each)
             weights = (q[..., part] @ k[..., part].mT / self.each ** 0.5).softmax(-1)
@@ -123,7 +123,8 @@ class BiasedAttention(nn.Module):
     def forward(self, x):
         B, N, C = x.shape
         q, k, v = self.qkv(x).view(B, N, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        away = torch.arange(N)[:, None] - torch.arange(N)
+        at = torch.arange(N, device=x.device)
+        away = at[:, None] - at
         bias = self.table(away.clamp(-self.reach, self.reach) + self.reach)
         bias = bias.permute(2, 0, 1)
         scores = q @ k.transpose(-1, -2) * (C // self.num_heads) ** -0.5 + bias
@@ -147,7 +148,7 @@ class StepwiseAttention(nn.Module):
             k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
         kept = (k, v)
         T, S = q.shape[2], k.shape[2]
-        visible = torch.ones(T, S, dtype=torch.bool)
+        visible = torch.ones(T, S, dtype=torch.bool, device=x.device)
         visible = visible.tril(S - T)
         scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, -torch.inf)
         return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)), kept
@@ -185,7 +186,7 @@ class ServingAttention(nn.Module):
         self.old_v[:B, :, start_pos:end] = v
         k, v = self.old_k[:B, :, :end], self.old_v[:B, :, :end]
         scores = torch.einsum("bhtd,bhsd->bhts", q, k) / q.shape[-1] ** 0.5
-        scores = scores.masked_fill(torch.ones(T, end).triu(start_pos + 1).bool(), -torch.inf)
+        scores = scores.masked_fill(torch.ones_like(scores).triu(start_pos + 1).bool(), -torch.inf)
         return self.wo((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, E))
 """
 
@@ -210,7 +211,8 @@ class RememberingAttention(nn.Module):
                 offset = self.seen[0].shape[2]
                 k, v = torch.cat([self.seen[0], k], 2), torch.cat([self.seen[1], v], 2)
             self.seen = (k, v)
-        future = torch.arange(k.shape[2]) > torch.arange(offset, offset + T)[:, None]
+        place = torch.arange(k.shape[2], device=x.device)
+        future = place > place[offset:, None]
         scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(future, -torch.inf)
         return self.proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, E))
 """
@@ -277,7 +279,7 @@ class PrefixAttention(nn.Module):
     def forward(self, x, prefix_lengths=None):
         B, T, E = x.shape
         q, k, v = self.qkv(x).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        place = torch.arange(T)
+        place = torch.arange(T, device=x.device)
         seen = (place <= place[:, None]).expand(B, 1, T, T)
         if prefix_lengths is not None:
             inside = place < prefix_lengths[:, None]
@@ -301,7 +303,7 @@ class PackedDocuments(nn.Module):
     def forward(self, x, segment_ids=None):
         B, T, E = x.shape
         q, k, v = self.qkv(x).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        seen = torch.ones(T, T, dtype=torch.bool).tril()
+        seen = torch.ones(T, T, dtype=torch.bool, device=x.device).tril()
         if segment_ids is not None:
             alike = segment_ids[:, None, :] == segment_ids[:, :, None]
             seen = seen & alike[:, None]

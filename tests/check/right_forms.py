@@ -223,7 +223,7 @@ class Renormalised(KeepMask):
 
     def forward(self, x):
         q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
-        weights = (q @ k.mT / q.size(-1) ** 0.5).softmax(-1) * torch.ones(x.size(1), x.size(1)).tril()
+        weights = (q @ k.mT / q.size(-1) ** 0.5).softmax(-1) * torch.ones(x.size(1), x.size(1), device=x.device).tril()
         return self.wo(joined(weights / weights.sum(-1, keepdim=True) @ v))
 
 
@@ -270,7 +270,8 @@ class MultiQuery(nn.Module):
 
 def turned(x, base=10000.0):
     t, d = x.shape[-2:]
-    angles = torch.arange(t)[:, None] * base ** (-torch.arange(0, d, 2) / d)
+    steps = torch.arange(max(t, d), device=x.device)
+    angles = steps[:t, None] * base ** (-steps[:d:2] / d)
     cos, sin = angles.cos(), angles.sin()
     a, b = x[..., : d // 2], x[..., d // 2 :]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
@@ -318,8 +319,8 @@ class NormFirst(KeepMask):
 class DistanceBias(KeepMask):
     def forward(self, x):
         q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
-        t = torch.arange(x.size(1))
-        slopes = 2.0 ** -torch.arange(1, self.h + 1)[:, None, None]
+        t = torch.arange(x.size(1), device=x.device)
+        slopes = 2.0 ** -torch.arange(1, self.h + 1, device=x.device)[:, None, None]
         return self.wo(joined((q @ k.mT / q.size(-1) ** 0.5 - slopes * (t[:, None] - t).abs()).softmax(-1) @ v))
 
 
@@ -337,7 +338,11 @@ class KeyPadding(KeepMask):
 
 class Lengths(KeepMask):
     def forward(self, queries, keys, values, valid_lens):
-        mask = None if valid_lens is None else (torch.arange(keys.size(1)) < valid_lens[:, None])[:, None, None]
+        mask = (
+            None
+            if valid_lens is None
+            else (torch.arange(keys.size(1), device=keys.device) < valid_lens[:, None])[:, None, None]
+        )
         return super().forward(queries, keys, values, mask)
 
 
@@ -348,7 +353,7 @@ class Switch(KeepMask):
 
     def forward(self, x):
         t = x.size(1)
-        return super().forward(x, x, x, torch.ones(t, t).tril() if self.causal else None)
+        return super().forward(x, x, x, torch.ones(t, t, device=x.device).tril() if self.causal else None)
 
 
 class Wrapped(nn.Module):

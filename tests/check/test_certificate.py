@@ -29,7 +29,7 @@ class MultiHeadAttention(nn.Module):
         q, k, v = self.split(self.W_q(query)), self.split(self.W_k(key)), self.split(self.W_v(value))
         scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)
         if causal:
-            scores = scores.masked_fill(torch.ones(q.size(2), k.size(2)).triu(1).bool(), float("-inf"))
+            scores = scores.masked_fill(torch.ones(q.size(2), k.size(2), device=q.device).triu(1).bool(), float("-inf"))
         if mask is not None:
             scores = scores.masked_fill(mask == 0, float("-inf"))
         weights = scores.softmax(dim=-1)
@@ -56,7 +56,7 @@ WRONG = {
     ),
     "mask-content-ignored": (
         "masked_fill(mask == 0,",
-        "masked_fill(torch.ones(q.size(2), k.size(2)).triu(1).bool(),",
+        "masked_fill(torch.ones(q.size(2), k.size(2), device=q.device).triu(1).bool(),",
         "scores = scores.masked_fill(torch.ones",
     ),
     "masks-combined": ("        if mask is not None:", "        if mask is not None and not causal:", ""),
@@ -81,7 +81,6 @@ WRONG = {
     "cross-length": ("self.split(self.W_k(key))", "self.split(self.W_k(key))[:, :, : query.size(1)]", ""),
     "causal-ignored": ("triu(1).bool()", "triu(9).bool()", ""),
     "mask-crashes": ("if causal:", "if causal:\n            scores = scores + self.bias", ""),
-    "unused-projection": ("self.dropout = nn", "self.proj = nn.Linear(d_out, d_out)\n        self.dropout = nn", ""),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ KEEP = "        kept = (k, v)\n"
 # (style, mistake, old text, new text, start of the line that is to blame)
 WRONG = [
     ("ONLINE", "chunks-differ", "result = decay * result", "result = result", "result = result +"),
-    ("CHUNKS", "chunks-differ", "torch.arange(first, first + some.shape[2])", "torch.arange(some.shape[2])", "index ="),
+    ("CHUNKS", "chunks-differ", "torch.arange(first, first + some.", "torch.arange(some.", "index ="),
     ("CAPPED", "mask-leaks", CAP + HIDE, HIDE + CAP, "s = s.masked"),
     ("PER_HEAD", "heads-share-weights", "mine = v[..., part]", "mine = v[..., : self.each]", "mine ="),
     ("PER_HEAD", "widths-confused", "heads.view(b, t, self.count * self.each)", "heads.view(x.shape)", "return"),

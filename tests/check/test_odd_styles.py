@@ -72,10 +72,11 @@ def test_style_is_right(style, tmp_path):
     assert judged(tmp_path, getattr(odd_styles, style)).verdict in ("right", "variant")
 
 
-def test_a_tensor_made_on_the_cpu_is_fragile(tmp_path):
+def test_a_tensor_made_on_the_cpu_is_a_mistake_at_the_line_that_makes_it(tmp_path):
     text = odd_styles.LIKE_TORCH.replace("scores = q @ k", "scores = torch.zeros(T, 1) + q @ k")
-    found = {f.name: f for f in judged(tmp_path, text).findings if f.severity == "fragile"}
-    assert found["device-fixed"].text.startswith("scores = torch.zeros")
+    report = judged(tmp_path, text)
+    assert (report.verdict, report.cause) == ("wrong", "device-fixed"), report
+    assert report.wrong[0].text.startswith("scores = torch.zeros")
     assert "device-fixed" not in {f.name for f in judged(tmp_path, odd_styles.LIKE_TORCH).findings}
 
 

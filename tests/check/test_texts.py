@@ -86,9 +86,7 @@ def test_a_mask_that_a_comment_says_is_left_out_is_a_trap_and_no_mistake(comment
 
 def test_a_mask_that_is_not_read_beside_a_causal_one_inside_is_a_trap_and_no_mistake(tmp_path):
     lines = [line for line in CLASS.splitlines() if "mask is not" not in line and "masked_fill" not in line]
-    hidden = (
-        "scores = scores.masked_fill(torch.ones(x.size(1), x.size(1)).triu(1).bool(), -torch.inf)\n        return self"
-    )
+    hidden = "scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)\n        return self"
     report = judged(tmp_path, "\n".join(lines).replace("return self", hidden))
     assert report.verdict == "variant", report
     assert [finding.severity for finding in report.findings if finding.name == "mask-ignored"] == ["fragile"]

@@ -345,7 +345,8 @@ class NormedAndTurned(nn.Module):
         self.norm = nn.LayerNorm(dim // num_heads, elementwise_affine=False)
 
     def turned(self, x):
-        angles = torch.arange(x.size(-2))[:, None] * 0.1 ** torch.arange(x.size(-1) // 2)
+        steps = torch.arange(max(x.shape[-2:]), device=x.device)
+        angles = steps[: x.size(-2), None] * 0.1 ** steps[: x.size(-1) // 2]
         a, b = x.chunk(2, -1)
         return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
 

@@ -136,7 +136,7 @@ class Bound(Instance):
         kept = constants(self.case.namespaces) if self.resizes else []
         write(kept, self.sizes)
         try:
-            with Repairs(self.case.filename, self.repaired), quiet(), double_by_default():
+            with Repairs(self.case.filename, self.repaired), quiet(), double_by_default(), self.case.coverage:
                 yield
         finally:
             restore(kept)
@@ -175,7 +175,7 @@ class Bound(Instance):
 
     def rebuilt(self, **changes: Any) -> Any:
         """A second object, made with some constructor arguments changed."""
-        with quiet():
+        with quiet(), self.case.coverage:
             thing = self.built.remake(self.case.target, self.sizes, changes)
             prepare(thing, self.sizes)
         return thing
@@ -186,7 +186,7 @@ class Bound(Instance):
 
     def rebuilt_from(self, arguments: dict[str, Any]) -> Any:
         """A second object, made with these constructor arguments only."""
-        with quiet():
+        with quiet(), self.case.coverage:
             thing = self.case.target(**arguments)
             prepare(thing, self.sizes)
         return thing
@@ -199,7 +199,7 @@ class Bound(Instance):
         kept = constants(self.case.namespaces)
         write(kept, sizes)
         try:
-            with quiet():
+            with quiet(), self.case.coverage:
                 torch.manual_seed(0)
                 thing = built.make()
                 prepare(thing, sizes)
@@ -245,8 +245,8 @@ class Bound(Instance):
         """
         nodes = find_attention(self.trace)
         if nodes is None:
-            return 2 if self.output is not None and tensors(self.thing) else 1
-        if self.output is None or (self.form.fixed_tensor and not _is_informed(nodes)):
+            return 2 if self.output is not None and tensors(self.thing) and not self._pairs_samples else 1
+        if self._pairs_samples or self.output is None or (self.form.fixed_tensor and not _is_informed(nodes)):
             return 2
         core = next(nodes.arrangements(self.inputs.query.shape[0]), None)
         between = core is not None and tuple(core.weights.shape[-2:]) == (self.sizes.T, self.sizes.T)
@@ -262,7 +262,13 @@ class Bound(Instance):
     def along_batch(self) -> bool:
         """Whether attention runs along the batch, which may mean that the batch is expected second."""
         nodes = find_attention(self.trace) if self.form.layout == PLAIN else None
-        return nodes is not None and self.sizes.B in nodes.softmax[0].value.shape[-2:]
+        return self._pairs_samples or (nodes is not None and self.sizes.B in nodes.softmax[0].value.shape[-2:])
+
+    @property
+    def _pairs_samples(self) -> bool:
+        """Whether weights are a table of samples × samples."""
+        tables = (n.value.shape for n in self.trace.softmax_nodes())
+        return self.form.layout == PLAIN and any(shape.count(self.sizes.B) > 1 for shape in tables)
 
 
 def _alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -554,7 +560,7 @@ def module_sizes(namespace: MutableMapping[str, Any]) -> dict[str, int]:
 def _stand_in(namespace: MutableMapping[str, Any], sizes: CallSizes) -> None:
     """Replace sizes and configurations imported from a missing file by what their names mean."""
     for name, value in list(namespace.items()):
-        if isinstance(value, Stub):
+        if isinstance(value, Stub) and not re.match(r"[A-Z][a-z]", name):  # which is a class
             role = constructor_role(name)
             if role is not None:
                 namespace[name] = value_for(role, sizes)

@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -56,6 +57,12 @@ def entry(thing: Any) -> Callable[..., Any] | None:
         if callable(method) and not isinstance(thing, type):
             return method  # type: ignore[no-any-return]
     return None
+
+
+def entry_code(thing: Any) -> CodeType | None:
+    """The code of that method, or of the function."""
+    forward = isinstance(thing, nn.Module) and type(thing).forward is not nn.Module.forward
+    return getattr(type(thing).forward if forward else entry(thing), "__code__", None)
 
 
 def signature(thing: Any) -> list[inspect.Parameter]:
@@ -294,6 +301,7 @@ class CallForm:
     batch: int = 0  # the batch size that fixed tensors were made for
     packed: str | None = None  # the one argument that takes all inputs, `*` for several without names
     keyed: bool = False  # it takes them as a dictionary
+    other_length: bool = False  # the output has a length of its own, as where queries are learned
     secret: int = 0  # added to the seeds of random inputs, so that nobody else can predict them
 
     @property
@@ -357,7 +365,7 @@ class CallForm:
         """A fixed tensor for a smaller batch, another device or half precision."""
         if not isinstance(value, Tensor):
             return value
-        if self.batch and value.dim() > 1 and value.shape[0] == self.batch:
+        if self.batch and value.dim() and value.shape[0] == self.batch:
             value = value[: like.shape[0]]
         half = value.is_floating_point() and like.dtype != torch.float64
         return value.to(like.device, like.dtype if half else value.dtype)
@@ -367,6 +375,7 @@ class CallForm:
         B, T = inputs.query.shape[:2]
         found = [taken_back(leaf, self.layout, B, T) for leaf in leaves(returned)]
         found += [merged(leaf, B, T) for leaf in leaves(returned) if self.layout == PLAIN]
+        found += [leaf for leaf in leaves(returned) if self.other_length and leaf.dim() == 3 and len(leaf) == B]
         return next((output for output in found if output is not None), None)
 
 
@@ -517,6 +526,8 @@ def _with_fixed(form: CallForm, parameters: list[inspect.Parameter], sizes: Call
 
 def _choices(p: inspect.Parameter, sizes: CallSizes) -> list[Any]:
     role, word = call_role(p.name), plain(p.name)
+    if role == "mask" and "len" in word:
+        return [None, torch.full((sizes.B,), sizes.T), [sizes.T] * sizes.B, *_neutral_masks(sizes)]
     if role == "mask":
         return [None, *_neutral_masks(sizes)]
     if role == "cache":

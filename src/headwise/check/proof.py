@@ -127,13 +127,17 @@ def prediction_error(bound: Bound, reading: AttentionReading) -> float | None:
     return float(gap.max()) if gap.numel() else None
 
 
-def expected_output(reading: AttentionReading, inputs: Inputs) -> Tensor | None:
-    """What was understood, applied to inputs of any length, full or causal; None where that is not enough."""
+def expected_output(reading: AttentionReading, inputs: Inputs, mask: Tensor | None = None) -> Tensor | None:
+    """What was understood, applied to inputs of any length, full or causal; None where that is not enough.
+
+    `mask` (B, H, T, S) is True where a key may be seen.
+    """
     made, scores = recipe(reading), reading.scores
     if made is None or scores is None or scores.bias is not None or scores.empty is not None:
         return None
     T, S = inputs.query.shape[1], inputs.key.shape[1]
     visible = torch.ones(T, S, dtype=torch.bool).tril() if reading.pattern == "causal" else None
+    visible = mask if visible is None else visible if mask is None else visible & mask
     return attention(*inputs, made[1], reading.core.heads.shape[1], made[0], visible=visible)[0]
 
 

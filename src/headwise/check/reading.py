@@ -473,14 +473,24 @@ def _with_bias(logits: Tensor, raw: Tensor, visible: Tensor, axis: Axis) -> Scor
 
 def _capped(weights: Tensor, raw: Tensor, visible: Tensor, axis: Axis, core: Core) -> Scores | None:
     """The softmax of cap · tanh(scores / cap), as in Gemma 2."""
-    logits = _centered(weights.clamp_min(1e-300).log(), visible, axis)
-    squashed = (n.value for n in core.before_softmax() if n.op == "tanh" and n.value.numel() == raw.numel())
-    for tanh in (value.reshape(raw.shape) for value in squashed):
-        cap = multiple(logits, _centered(tanh, visible, axis))
-        inside = None if cap is None else multiple(tanh.atanh()[visible], raw[visible])
-        if cap is not None and inside is not None:
-            return Scores(cap * inside, AXES[axis], visible, cap=cap)
+    logits = weights.clamp_min(1e-300).log()
+    past = torch.ones_like(visible).tril()
+    squashed = [n.value for n in core.before_softmax() if n.op == "tanh" and n.value.numel() == raw.numel()]
+    for tanh in (table for value in squashed for table in _as_tables(value, raw.shape)):
+        for seen in (visible, past) if bool(visible.all()) else (visible,):  # -inf before the cap becomes -cap
+            cap = multiple(_centered(logits, seen, axis), _centered(tanh, seen, axis))
+            inside = None if cap is None else multiple(tanh.atanh()[seen], raw[seen])
+            if cap is not None and inside is not None:
+                return Scores(cap * inside, AXES[axis], seen, cap=cap, leaks=seen is past)
     return None
+
+
+def _as_tables(value: Tensor, shape: torch.Size) -> Iterator[Tensor]:
+    """Scores as (B, H, T, S), where they were computed in this order or as (B, T, H, S)."""
+    B, H, T, S = shape
+    if value.shape == (B, T, H, S):
+        yield value.transpose(1, 2)
+    yield value.reshape(shape)
 
 
 def _with_relative(weights: Tensor, raw: Tensor, visible: Tensor, axis: Axis, core: Core) -> Scores | None:

@@ -215,7 +215,7 @@ def _finding_lines(finding: Finding) -> list[str]:
     head = f"{LABEL[finding.severity]:<8}{finding.title}"
     lines = [head + (f": {finding.detail}" if finding.detail else "")]
     if finding.line is not None:
-        lines.append(f"{INDENT}{finding.place}: {finding.text}".rstrip(": "))
+        lines.append(f"{INDENT}{finding.place}" + (f": {finding.text}" if finding.text else ""))
     if finding.severity == "wrong":
         lines += [f"{INDENT}why:  {finding.why}", f"{INDENT}next: {finding.hint}"]
     elif finding.severity == "fragile":

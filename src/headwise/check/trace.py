@@ -91,6 +91,7 @@ class Trace(TorchDispatchMode):
         self.nodes: list[Node] = []
         self.tokens: tuple[int, int] | None = None  # how many queries and keys the call has
         self.returned: list[int | None] = []  # nodes of what the call returned
+        self.read: set[int] = set()  # nodes whose numbers the code has read
         self._kept: list[Tensor] = []  # an id is unique only while its object lives
         self._producer: dict[int, int] = {}
         self._written: dict[int, int] = {}  # storage → the last operation that wrote into it
@@ -130,6 +131,8 @@ class Trace(TorchDispatchMode):
             raise TooLongError(f"more than {MOST} operations in one call")
         parents = [s for s in sources if s is not None]
         numbers, stack = list(_numbers(plain)), learner_lines(self.filename)
+        if not any(isinstance(out, Tensor) for out in tree_leaves(result)):
+            self.read.update(parents)
         for out in tree_leaves(result):
             if isinstance(out, Tensor):
                 value = out.detach().clone() if out.device.type != "meta" else out
@@ -201,11 +204,17 @@ class Trace(TorchDispatchMode):
         for node in self.nodes:
             if node.op.rstrip("_") == "div" and node.value.dim() >= 2 and len(node.parents) >= 2:
                 above, below = (self.nodes[p] for p in node.parents[:2])
-                summed = next((n for n in self.ancestors([below.index], {"exp"}) if n.op == "sum"), None)
+                summed = self._plain_sum(below)
                 exponential = any(n.op == "exp" for n in self.ancestors([above.index], {"exp", *PRODUCTS}))
                 if summed is not None and exponential and not _sums_to_one(node.value):
                     return node
         return None
+
+    def _plain_sum(self, node: Node) -> Node | None:
+        """The sum that this is, perhaps with other axes; None where something was added to it."""
+        while node.op in VIEWS | MOVES | {"unsqueeze", "squeeze"} and node.parents:
+            node = self.nodes[node.parents[0]]
+        return node if node.op == "sum" else None
 
     def _softmax_by_hand(self) -> Iterator[Node]:
         for node in self.nodes:

@@ -1,9 +1,11 @@
 """The whole judgment: bind, read, look for faults, prove, decide. For a file, of the attention that is found in it."""
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,15 +13,15 @@ from headwise.check.arguments import constructor_role
 from headwise.check.assignment.comparison import find_assignment
 from headwise.check.assignment.deviations import add_unbound
 from headwise.check.binding import Bound, Failure, bind, bind_as_told
-from headwise.check.calls import PLAIN
+from headwise.check.calls import PLAIN, tensors
 from headwise.check.challenge import Claim
-from headwise.check.code.loader import Case, candidates, load
+from headwise.check.code.loader import NAME, Case, Loaded, candidates, load
 from headwise.check.code.source import MULTI
 from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Examination, own_fault
 from headwise.check.faults.chunks import in_one_chunk
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.questions import SINGLE, WEIGHTLESS
-from headwise.check.mistakes import settled
+from headwise.check.mistakes import Finding, settled
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report
@@ -28,7 +30,9 @@ from headwise.check.unfinished.fragments import core_report, fragments, is_core
 from headwise.check.unfinished.progress import review
 from headwise.errors import OptionError
 
+SINGLE_NAME = re.compile(r"single|one_?head", re.IGNORECASE)
 CANDIDATES = 3  # that are tried before giving up
+UNDEFINED = re.compile(r"AttributeError: module 'torch|TypeError: module\(\) takes")  # nothing of ours raises these
 RANK = {"right": 3, "variant": 3, "partial": 3, "wrong": 2, "unfinished": 2, "unknown": 0}
 
 
@@ -42,6 +46,8 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
     bound = None if build is None and call is None else bind_as_told(case, build, call)
     if bound is None:
         bound, failures = bind(case)
+    if bound is not None and bound.output is None:
+        bound = _of_other_length(bound)
     if bound is not None and _is_last_resort(bound):
         report = judge_unbound(case, None, bound.failures)
     elif bound is None or bound.output is None:
@@ -62,6 +68,15 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
     report.left_out = [] if case.loaded is None else case.loaded.origin.left_out
     report.seconds = time.monotonic() - start
     return report
+
+
+def _of_other_length(bound: Bound) -> Bound:
+    """The same where the output has as many rows as a learned parameter, in place of as many as tokens."""
+    form = replace(bound.form, other_length=True)
+    output = form.result(bound.returned, bound.inputs)
+    rows = {size for t in tensors(bound.thing).values() for size in t.shape[:-1]}
+    learned = output is not None and output.shape[1] in rows - {bound.sizes.E, bound.sizes.H}
+    return replace(bound, form=form, output=output) if learned and bound.form.layout == PLAIN else bound
 
 
 def _style(bound: Bound | None, report: Report) -> str:
@@ -175,6 +190,8 @@ def judge_file(
         return answer
     unknown = Report("unknown", subject=path.name, file=loaded.path, left_out=loaded.origin.left_out)
     found = fragments(loaded) or candidates(loaded)
+    if name is None and (broken := _undefined(loaded, found)) is not None:
+        return replace(broken, left_out=loaded.origin.left_out)
     if name is not None and name not in loaded.namespace:
         defined = ", ".join(other for other, _ in found) or "nothing that looks like attention"
         return Report("unknown", subject=name, doubts=[f"{path.name} defines no {name!r}; it defines {defined}"])
@@ -191,6 +208,21 @@ def judge_file(
         return judge(cases[0], build, call, solution)
     except OptionError as error:
         return replace(unknown, subject=cases[0].name, doubts=[str(error)])
+
+
+def _undefined(loaded: Loaded, found: list[tuple[str, Any]]) -> Report | None:
+    """The report on a class that cannot even be defined, where no other one in the file puts heads together."""
+    for name, (line, words) in loaded.undefined.items():
+        own = UNDEFINED.match(words) is not None and NAME.search(name) is not None
+        parts = set(re.findall(r"\w+", loaded.definition(name)))  # a class that this one uses does not stand for it
+        whole = [
+            other for other, _ in found if other not in parts and MULTI.search(other) and not SINGLE_NAME.search(other)
+        ]
+        if own and not whole and (MULTI.search(name) or not found):
+            finding = Finding("crashes", f"when the class is defined: {words}"[:200], line, loaded.line(line))
+            loaded.origin.locate(finding)
+            return Report("wrong", subject=name, file=loaded.path, findings=[finding])
+    return None
 
 
 def _best_report(cases: list[Case], solution: bool) -> Report:

@@ -63,6 +63,9 @@ def run(options: argparse.Namespace) -> int:
     if options.file is None:
         print("headwise check: no file given. Try: headwise check attention.py", file=sys.stderr)
         return 2
+    if not options.file.is_file():
+        print(f"headwise check: {_missing(options.file)}", file=sys.stderr)
+        return 2
     with late_status() as progress:
         report = sandbox.run(
             options.file,
@@ -82,6 +85,13 @@ def run(options: argparse.Namespace) -> int:
     else:
         show(report)
     return report.exit_code
+
+
+def _missing(path: Path) -> str:
+    """What is wrong with a path that is no file."""
+    if path.is_dir():
+        return f"{path} is a folder. Name one file, such as {path / 'attention.py'}."
+    return f"there is no file {path}. Check its name, and the folder that you are in."
 
 
 def show(report: Report) -> None:

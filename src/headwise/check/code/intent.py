@@ -23,7 +23,8 @@ HIDDEN = (
 )
 BATCH = r"(?:batch\w*|bs|bsz|b|n)"
 ADDED = re.compile(r"\badd(ed|itive)\b|\bnegative\b|-\s*inf|-\s*1e\d", re.IGNORECASE)
-PHRASE = re.compile(rf"\b({ON}|{OFF})\b{LINK}{FILLER}{NOT}{FILLER}\W{{0,3}}({SEEN}|{HIDDEN})\b", re.IGNORECASE)
+NOUN = r"(?:\s+(?:entry|entries|values?|elements?|bits?))?"
+PHRASE = re.compile(rf"\b({ON}|{OFF})\b{NOUN}{LINK}{FILLER}{NOT}{FILLER}\W{{0,3}}({SEEN}|{HIDDEN})\b", re.IGNORECASE)
 
 
 class Stated(NamedTuple):
@@ -82,6 +83,19 @@ def stated_window(case: Case, sizes: dict[str, int]) -> tuple[str, int, int] | N
     return None
 
 
+def states_one_length(case: Case, first: str, second: str) -> int | None:
+    """The line that gives a second input the shape of the first, length included; None where none does."""
+    shape = r"\s*(?:\([^()]*\)|[:=\-–—])?[^()\[\n]{0,40}[(\[]\s*\w+\s*,\s*([a-z]\w*)\s*,"
+    found: dict[str, tuple[str, int]] = {}
+    for line, text in _statements(case):
+        for name in (first, second):
+            if match := re.match(rf"[\s\-*#]*{re.escape(name)}\b{shape}", text, re.IGNORECASE):
+                found.setdefault(name, (match[1], line))
+    if len(found) < 2 or found[first][0] != found[second][0]:
+        return None
+    return found[second][1]
+
+
 def _computes(text: str, name: str) -> bool:
     """Whether there is code before a comment that does more than take this argument or ask whether it is there."""
     code = text.partition("#")[0].strip() if "#" in text else ""
@@ -127,12 +141,15 @@ def _words(source: str) -> Iterator[tuple[int, str]]:
     except (tokenize.TokenError, SyntaxError):  # a file that does not parse was refused before
         return
     yield from ((number, lines[number - 1]) for number in sorted(numbers) if number <= len(lines))
+    for number in sorted(numbers & {n - 1 for n in numbers}):  # a sentence may go on in the next line
+        if not lines[number - 1].rstrip().endswith((".", '"')) and "#" not in lines[number - 1]:
+            yield number, f"{lines[number - 1]} {lines[number].strip()}"
 
 
 def _meaning(text: str) -> str | None:
     """keep, drop or additive, if the line says so and nothing else."""
     meanings = set()
-    for value, negated, verb in PHRASE.findall(text):
+    for value, negated, verb in PHRASE.findall(text.replace("`", "").replace("*", "")):
         visible = bool(re.fullmatch(SEEN, verb, re.IGNORECASE)) != bool(negated.strip())
         on = bool(re.fullmatch(ON, value, re.IGNORECASE))
         added = visible and not on and ADDED.search(text) is not None  # 0 keeps, a negative number hides

@@ -10,14 +10,16 @@ import builtins
 import contextlib
 import copy
 import dis
+import functools
 import inspect
 import linecache
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from headwise.check.calls import METHODS
 from headwise.check.code.project import MODULE, LearnerModule, Project, is_project_module
 from headwise.check.code.source import MULTI, SourceText, imported, read_source
 from headwise.check.code.stubs import HELPERS, Stub, StubFinder, StubModule
+from headwise.check.coverage import Coverage
 from headwise.check.vocabulary import WEIGHTS_IN, call_role, constructor_role, plain
 
 # Names that files use without importing them, and the missing line.
@@ -66,6 +69,7 @@ class Loaded:
     missing_imports: dict[str, int] = field(default_factory=dict)  # name → first line that uses it
     assigned: set[str] = field(default_factory=set)  # names that the module itself assigns somewhere
     problems: list[tuple[int, str]] = field(default_factory=list)
+    undefined: dict[str, tuple[int, str]] = field(default_factory=dict)  # classes whose definition raises
     failed_imports: dict[str, tuple[int, str]] = field(default_factory=dict)  # name → line, and what is missing
     skipped: dict[str, ast.stmt] = field(default_factory=dict)  # statements that were not run, by the names they define
     only_in_main: set[str] = field(default_factory=set)  # names that only the demo under __main__ assigns
@@ -106,6 +110,11 @@ class Loaded:
         """The text of a line, without its indentation."""
         lines = self.source.splitlines()
         return lines[number - 1].strip() if number is not None and 0 < number <= len(lines) else ""
+
+    def definition(self, name: str) -> str:
+        """The text of a class, also of one whose definition raises."""
+        classes = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.ClassDef) and n.name == name]
+        return "\n".join(ast.get_source_segment(self.source, n) or "" for n in classes)
 
     def run(self, tree: ast.Module) -> None:
         """Execute the statements of the module that define something."""
@@ -201,9 +210,17 @@ class Loaded:
         except (Exception, SystemExit) as error:
             if getattr(statement, "decorator_list", None):  # a registry that is not here
                 return self._execute(_undecorated(statement))
-            self.problems.append((statement.lineno, f"{type(error).__name__}: {error}"))
+            words = f"{type(error).__name__}: {error}"
+            self.problems.append((statement.lineno, words))
+            if isinstance(statement, ast.ClassDef):
+                steps = [line for frame, line in traceback.walk_tb(error.__traceback__) if _is_in(frame, self.path)]
+                self.undefined[statement.name] = (steps[-1] if steps else statement.lineno, words)
             return error
         return None
+
+
+def _is_in(frame: FrameType, path: str) -> bool:
+    return frame.f_code.co_filename == path
 
 
 def _undecorated(statement: ast.stmt) -> ast.stmt:
@@ -379,7 +396,7 @@ def _class_score(name: str, cls: type, text: str, body: str) -> int:
     heads = any(constructor_role(p.name) == "heads" for p in parameters_of(cls))
     score = 40 if NAME.search(name) else 0
     score += 25 if MULTI.search(name) else 0
-    score -= 30 if OTHER.search(name) else 0
+    score -= 30 if OTHER.search(name) and not re.search(r"(att(entio)?n|MHA)$", name, re.IGNORECASE) else 0
     score -= 2 if "cross" in name.lower() else 0  # self-attention in the same file comes first
     score += 15 if re.search(r"softmax|scaled_dot_product_attention|MultiheadAttention", body) else 0
     score += 20 if heads or re.search(r"n_?u?m?_?heads?\b", text) else 0
@@ -414,6 +431,11 @@ class Case:
     progress: Callable[[str], None] = lambda _: None
     thorough: bool = True  # also measure speed and compile
     assignment: Any = None  # the `Assigned` form or `Reference` that it must also fit
+
+    @functools.cached_property
+    def coverage(self) -> Coverage:
+        """Which lines of the file have run in calls that returned."""
+        return Coverage(self.filename)
 
     @property
     def namespaces(self) -> list[MutableMapping[str, Any]]:

@@ -1,6 +1,8 @@
 """How it behaves when it is called again: the same result, inputs untouched, samples apart, weights as returned."""
 
+import contextlib
 import re
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,10 +13,11 @@ from headwise.check.binding import Bound, module_sizes
 from headwise.check.calls import PLAIN, Inputs, call_parameters, leaves, make_inputs
 from headwise.check.code.intent import states_batch_first, states_batch_second
 from headwise.check.code.loader import globals_read
+from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.questions import influence as influence_of
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
-from headwise.check.reading import AttentionReading
+from headwise.check.reading import AttentionReading, read
 from headwise.check.vocabulary import plain
 
 ASKS = re.compile(r"(return|need|output|with|average)\w*(weight|att|map)")  # an argument that asks for weights
@@ -153,11 +156,29 @@ def _expected_influence(bound: Bound, reading: AttentionReading) -> Tensor | Non
 
 def returned_weights(bound: Bound, reading: AttentionReading | None) -> Found:
     """Weights that are returned must be those that were used, attached to the gradient."""
-    yield from judged_weights(bound, reading)
+    yield from judged_weights(bound, reading, usable_masks(bound, reading))
 
 
-def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
-    """Every returned table of queries × keys, compared with the weights of the call."""
+def usable_masks(bound: Bound, reading: AttentionReading | None) -> list[dict[str, Any]]:
+    """One mask for every mask argument that works."""
+    first = {a.name: a.first(a.meaning) for a in measured(bound, reading) if a.meaning in ("keep", "drop")}
+    return [{name: tried.mask.clone()} for name, tried in first.items() if tried is not None]
+
+
+def judged_weights(bound: Bound, reading: AttentionReading | None, masks: list[dict[str, Any]] | None = None) -> Found:
+    """Every returned table of queries × keys, compared with the weights of the call, and of calls with these masks."""
+    found = list(_judged_weights(bound, reading))
+    yield from found
+    for given in masks or [] if not any(isinstance(f, Finding) or f.kind == "absent" for f in found) else []:
+        with contextlib.suppress(Exception):  # both together are refused
+            other = bound.called(bound.given | given)
+            finite = other.output is not None and bool(torch.isfinite(other.output).all())  # no row is empty
+            masked = _judged_weights(other, read(other)) if finite else ()
+            wrong = (f for f in masked if isinstance(f, Finding))
+            yield from (replace(f, detail=f"with {next(iter(given))}: {f.detail}") for f in wrong)
+
+
+def _judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
     tables = [] if reading is None else returned_tables(bound, reading)
     unknown = [] if reading is None else _unexplained(bound, reading, [index for index, _ in tables])
     asks = any(ASKS.search(plain(p.name)) for p in call_parameters(bound.thing))
@@ -240,7 +261,7 @@ def _is_copy(leaf: Tensor, other: Tensor) -> bool:
 def are_used(table: Tensor, reading: AttentionReading) -> bool:
     """Whether it equals the weights, before or after dropout, of every head or averaged, in any order of the axes."""
     used = [w for w in (reading.core.weights, reading.core.softmax) if w is not None]
-    forms = [f for w in used for f in (w, w.transpose(0, 1), w.mean(1))]
+    forms = [f for w in used for f in (w, w.transpose(0, 1), w.mean(1), *w.unbind(1))]  # or of one head each
     return any(f.numel() == table.numel() and same(table, f.reshape(table.shape), 1e-6) for f in forms)
 
 
@@ -274,7 +295,8 @@ def globals_in_place_of_arguments(bound: Bound, reading: AttentionReading | None
     places = [(bound.case.namespace, n, line) for n, line in read.items() if n in held and constructor_role(n) in taken]
     for name, line in read.items():  # a configuration of the module beside one that the constructor takes
         table = bound.case.namespace.get(name)
-        if isinstance(table, dict) and bound.built.config is not None:
+        unpacked = f"**{name}" in bound.case.source  # as defaults, for what a configuration leaves out
+        if isinstance(table, dict) and bound.built.config is not None and not unpacked:
             places += [(table, n, line) for n in module_sizes(table)]
     for space, name, line in places:
         kept = space[name]

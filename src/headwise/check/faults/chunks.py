@@ -9,6 +9,7 @@ from torch import nn
 from headwise.check.arguments import parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.faults.parts import by_line, odd_line
+from headwise.check.faults.questions import influence
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, read
@@ -17,6 +18,7 @@ from headwise.check.trace import Node, Trace, error_line
 CHUNK = re.compile(r"chunk|block|tile|bucket")
 WHOLE = 512  # a chunk that holds every input
 SMALL = 3  # tokens in a chunk, where no chunk but the last is shorter
+LARGE = 16  # tokens in a chunk, of a default that is tried too
 PARTS = 4  # chunks that are compared with the whole
 
 
@@ -44,13 +46,20 @@ def _chunk_sizes(bound: Bound) -> dict[str, int]:
 
 def chunks(bound: Bound, reading: AttentionReading | None) -> Found:
     """The result must not depend on how many tokens are computed at once."""
-    names = {name: size for name, size in _chunk_sizes(bound).items() if name in bound.built.arguments}
-    if reading is None or not names or not isinstance(bound.thing, nn.Module):
+    names = _chunk_sizes(bound)
+    if reading is None or not names or not isinstance(bound.thing, nn.Module) or bound.built.config is not None:
         return
-    for size in dict.fromkeys((SMALL, *names.values())):
+    try:
+        whole = bound.rebuilt(**dict.fromkeys(names, WHOLE))
+        whole.load_state_dict(bound.thing.state_dict(), strict=False)
+    except Exception:  # it is the size of a table
+        return
+    if not bound.gives(bound.output_of(bound.inputs, thing=whole)):
+        return  # they are no chunks of one computation
+    for size in dict.fromkeys((SMALL, *(n for n in names.values() if n <= LARGE))):
         thing = bound.rebuilt(**dict.fromkeys(names, size))
         thing.load_state_dict(bound.thing.state_dict(), strict=False)
-        longer = bound.of_length(PARTS * size)
+        longer = bound.of_length(PARTS * size, thing=whole)
         words = f"{PARTS * size} tokens with {next(iter(names))}={size}"
         try:
             other = longer.called(thing=thing)
@@ -59,10 +68,19 @@ def chunks(bound: Bound, reading: AttentionReading | None) -> Found:
             yield Finding("chunks-differ", said, error_line(error, bound.case.filename))
             return
         if other.output is None or longer.output is None or not same(other.output, longer.output):
+            if not _depends_on_others(other, size):
+                yield Note("untried", f"what {next(iter(names))} does to the result")
+                return
             words = f"{words} give a different result than one chunk"
             yield Finding("chunks-differ", words, _line(longer, other, size))
             return
     yield Note("good", f"{next(iter(names))} does not change the result")
+
+
+def _depends_on_others(parts: Bound, size: int) -> bool:
+    """Whether tokens of one chunk influence another, unlike where attention is meant to stay inside a block."""
+    moved = influence(parts)
+    return moved is None or bool(moved[size:, :size].any())
 
 
 def _line(whole: Bound, parts: Bound, size: int) -> int | None:

@@ -2,23 +2,28 @@
 
 import contextlib
 import copy
+import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, Inputs, mutable_defaults, restored_defaults, signature
+from headwise.check.calls import PLAIN, Inputs, leaves, mutable_defaults, restored_defaults, signature
 from headwise.check.faults.mask_meaning import is_boolean
 from headwise.check.faults.options import POSITION, cache_candidates, is_cache, is_position, optional_arguments
 from headwise.check.faults.parts import odd_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
-from headwise.check.trace import error_line
+from headwise.check.trace import Trace, error_line
 from headwise.check.vocabulary import plain
+
+STEP = re.compile(r"^(step|decode(step|one|token)?|forwardstep|onestep|nexttoken|infer(step)?|stepforward)$")
+RESET = re.compile(r"^(reset|clear|empty|init)\w*(cache|state|memory)?$")
 
 
 def extended_cache(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -78,6 +83,9 @@ def positioned_cache(bound: Bound, reading: AttentionReading | None) -> Found:
     names += [n for n, value in bound.form.fixed.items() if POSITION.fullmatch(plain(n)) and type(value) is int]
     if not names or bound.output is None or bound.form.layout != PLAIN:
         return
+    if _is_relative(bound, names[0]):
+        yield Note("good", f"{names[0]}: only distances count")
+        return
     cut, thing = bound.sizes.T - 1, copy.deepcopy(bound.thing)
     first, last = (Inputs(*(x[:, part] for x in bound.inputs)) for part in (slice(0, cut), slice(cut, None)))
     bound.output_of(first, {names[0]: 0}, thing)
@@ -96,6 +104,58 @@ def positioned_cache(bound: Bound, reading: AttentionReading | None) -> Found:
         words = f"after {cut} tokens, with {names[0]}={cut}, the next one differs by up to {gap:.3g}"
         line = odd_line(bound.trace, other.trace, range(cut, cut + 1), cut + 1)
         yield Finding("cache-differs", words, line)
+
+
+def _is_relative(bound: Bound, name: str) -> bool:
+    """Whether another first position changes the steps of a call and not its result, as with rotary positions."""
+    try:
+        moved = bound.called({name: 3}, thing=copy.deepcopy(bound.thing))
+    except Exception:  # it takes another value
+        return False
+    steps = zip(bound.trace.nodes, moved.trace.nodes, strict=False)
+    changed = any(a.value.shape == b.value.shape and not torch.equal(a.value, b.value) for a, b in steps)
+    return changed and bound.gives(moved.output)
+
+
+def stepwise(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A method that takes one token after another must give what forward gives for all of them."""
+    if reading is None or reading.pattern != "causal" or not isinstance(bound.thing, nn.Module):
+        return
+    for name, method in vars(type(bound.thing)).items():
+        if not STEP.search(plain(name)) or name.startswith("__") or not inspect.isfunction(method):
+            continue
+        free = [p for p in list(inspect.signature(method).parameters.values())[1:] if p.default is p.empty]
+        if len(free) == 1:
+            yield from _stepped(bound, name)
+
+
+def _stepped(bound: Bound, name: str) -> Found:
+    thing, whole = copy.deepcopy(bound.thing), bound.output
+    for other in (other for other in vars(type(thing)) if RESET.search(plain(other))):
+        with contextlib.suppress(Exception):  # it takes arguments
+            getattr(thing, other)()
+    outputs, trace = [], Trace(bound.case.filename)
+    for token in range(bound.sizes.T):
+        trace = Trace(bound.case.filename)
+        try:
+            with bound.running(), torch.no_grad(), trace:
+                returned = getattr(thing, name)(bound.inputs.query[:, token : token + 1].clone())
+        except Exception as error:
+            yield Note("untried", f"{name}(one token): {type(error).__name__}: {error}".splitlines()[0][:160])
+            return
+        outputs.append(next(iter(leaves(returned)), torch.empty(0)))
+    one = whole is not None and all(out.shape == whole[:, :1].shape for out in outputs)
+    if not one or whole is None:
+        yield Note("untried", f"what {name} returns")
+        return
+    wrong = [t for t, out in enumerate(outputs) if not same(out, whole[:, t : t + 1])]
+    if not wrong:
+        yield Note("good", f"{name}: same result token by token")
+        return
+    gap = float((outputs[wrong[0]] - whole[:, wrong[0] : wrong[0] + 1]).abs().nan_to_num().max())
+    words = f"{name} gives token {wrong[0]} another result than forward, by up to {gap:.3g}"
+    line = next((n.outermost for n in trace.softmax_nodes()), None)
+    yield Finding("cache-differs", words, line or trace.last_line())
 
 
 def changed_defaults(bound: Bound, reading: AttentionReading | None) -> Found:

@@ -139,10 +139,10 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
             if argument.tried[-1].meaning in MEANING:
                 break
         else:
-            added = trial(shape, torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -1e9), meant)
-            if added.meaning == "keep":
-                added.meaning = _added_meaning(trial, shape, mask, meant)
-            argument.tried += [added] if added.meaning in ("additive", "scaled", "rescaled") else []
+            argument.tried += _added(trial, shape, mask, meant)
+    first = argument.first(argument.meaning)
+    if first is not None and first.mask.dtype == torch.bool and first.meant is not None:
+        argument.tried += _added(trial, first.shape, first.mask, first.meant)  # numbers may take another branch
     if not argument.meaning:
         B, H, T, S = reading.core.weights.shape
         lengths = 1 + torch.arange(B) % (S - 1)
@@ -191,6 +191,14 @@ def _widening_line(tried: TriedMask, bound: Bound, name: str) -> int | None:
     usual = {n.line for n in bound.trace.nodes}
     wider = [n.line for n in nodes if n.op == "unsqueeze" and n.value.dtype == torch.bool and n.line not in usual]
     return wider[-1] if wider else None
+
+
+def _added(trial: "MaskTrial", shape: str, mask: Tensor, meant: Tensor) -> list[TriedMask]:
+    """A mask of zeros and large negative numbers, if it is added to the scores."""
+    added = trial(shape, torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -1e9), meant)
+    if added.meaning == "keep":
+        added.meaning = _added_meaning(trial, shape, mask, meant)
+    return [added] if added.meaning in ("additive", "scaled", "rescaled") else []
 
 
 def _added_meaning(trial: "MaskTrial", shape: str, mask: Tensor, meant: Tensor) -> str:
@@ -244,6 +252,7 @@ def shaped_masks(
     yield "(B,S)", keys, by_key
     yield "(B,H,T,S)", by_sample.contiguous(), by_sample
     yield "(1,T,S)", full[:1], shared
+    yield "(B·H,T,S)", by_sample.flatten(0, 1), by_sample
     yield "(T,S,B)", full.permute(1, 2, 0).contiguous(), by_sample
 
 

@@ -11,7 +11,8 @@ import torch
 
 from headwise.check.arguments import parameters_of, plain
 from headwise.check.binding import Bound
-from headwise.check.calls import FunctionWithWeights, signature
+from headwise.check.calls import FunctionWithWeights, Inputs, make_inputs, signature
+from headwise.check.code.example import example_shape
 from headwise.check.code.intent import stated_meaning, stated_shape
 from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.mask_meaning import (
@@ -28,7 +29,9 @@ from headwise.check.faults.mask_meaning import (
 from headwise.check.faults.portability import half_precision
 from headwise.check.faults.questions import triangle_line
 from headwise.check.faults.stages import stage_findings
+from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.proof import expected_output
 from headwise.check.reading import AttentionReading, pattern, read
 from headwise.check.trace import REPEATS, error_line, find_attention, is_deliberate
 
@@ -101,7 +104,7 @@ def _line_of_meaning(argument: MaskArgument, bound: Bound, reading: AttentionRea
 
 def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
     """A mask of the shape that a comment states, or of the axes or type that the code asks for, must work."""
-    stated = stated_shape(bound.case, argument.name)
+    stated = stated_shape(bound.case, argument.name) or example_shape(bound.case, argument.name)
     tried = [] if stated is None else [t for t in argument.tried if t.shape == stated.meaning]
     if stated is not None and tried and all(t.error is not None for t in tried):
         words = f"argument {argument.name}, shape {stated.meaning}, as {stated.place} says"
@@ -224,8 +227,9 @@ def _example(tried: TriedMask) -> str:
 def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
     meanings = {t.meaning for t in argument.tried if t.error is None}
     tried = argument.first("leaks") or argument.first("nan")
+    needed = bound.form.fixed.get(argument.name) is not None  # what it takes is known, and is none of these
     if not meanings or (meanings == {"other"} and _usual_shapes_raise(argument)):
-        yield from _crash(argument)
+        yield from _crash(argument) if not needed else ()
     elif tried is not None and tried.meaning == "leaks" and meanings <= {"leaks", "none", "other"}:
         words = f"argument {argument.name}, shape {tried.shape}: hidden keys keep some weight"
         yield Finding("mask-leaks", words, tried.line or reading.core.softmax_line)
@@ -368,6 +372,51 @@ def _with_causal(bound: Bound, reading: AttentionReading, argument: MaskArgument
     if core is not None and not agree(core.weights.nan_to_num() > 1e-30, visible):
         line = bound.case.condition_around(core.mask_line(bound.trace), argument.name) or core.mask_line(bound.trace)
         yield Finding("masks-combined", f"{argument.name} and {flag}=True together", line)
+
+
+def masks_elsewhere(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A mask must mean the same for inputs of other lengths, and where there are more keys than queries."""
+    known = [a for a in measured(bound, reading) if a.meaning in ("keep", "drop")]
+    if reading is None or reading.pattern not in ("full", "causal") or bound.form.fixed or bound.length_fitted:
+        return
+    context = bound.sizes.context
+    settings = [(replace(bound.sizes, T=context, S=context), False)]
+    settings += [(bound.sizes, True)] if bound.form.cross and reading.pattern == "full" else []
+    for argument in known:
+        tried = argument.first(argument.meaning)
+        for sizes, cross in settings:
+            inputs = make_inputs(bound.form, sizes, seed=19, cross=cross)
+            if tried is None or bound.output_of(inputs) is None:
+                continue  # it does not take these lengths, mask or no mask
+            T, S = inputs.query.shape[1], inputs.key.shape[1]
+            yield from _masked_at(bound, reading, argument, tried, inputs, f"{T} queries and {S} keys")
+
+
+def _masked_at(
+    bound: Bound, reading: AttentionReading, argument: MaskArgument, like: TriedMask, inputs: Inputs, words: str
+) -> Found:
+    """One call with a mask in the shape and type of another, for inputs of another length."""
+    (B, T), S, H = inputs.query.shape[:2], inputs.key.shape[1], reading.core.weights.shape[1]
+    made = {shape: (mask, meant) for shape, mask, meant in shaped_masks(B, H, T, S)}
+    if like.shape not in made:
+        return  # it is no table
+    mask, meant = made[like.shape]
+    expected = expected_output(reading, inputs, meant if argument.meaning == "keep" else ~meant)
+    said = f"argument {argument.name}, shape {like.shape}, {words}"
+    try:
+        other = bound.called({argument.name: mask.to(like.mask.dtype)}, inputs=inputs)
+    except Exception as error:
+        if not is_deliberate(error) and isinstance(error, RuntimeError | IndexError):
+            text = f"{said}: {type(error).__name__}: {error}".splitlines()[0][:200]
+            yield Finding("mask-crashes", text, error_line(error, bound.case.filename))
+        return
+    if expected is None or other.output is None or not bool(torch.isfinite(expected).all()):
+        return
+    if not same(expected, other.output.nan_to_num(), 1e-6):
+        gap = float((expected - other.output).abs().nan_to_num().max())
+        core = MaskTrial(bound, reading, argument.name).same_arrangement(other)
+        line = None if core is None else core.mask_line(bound.trace)
+        yield Finding("size-fixed", f"{said}: the result differs by up to {gap:.3g}", line or like.line)
 
 
 def _usual_shapes_raise(argument: MaskArgument) -> bool:
@@ -533,12 +582,15 @@ def is_causal_switch(p: inspect.Parameter) -> bool:
     return is_boolean(p) and p.default is not True and named
 
 
-def _switched(other: Bound, name: str) -> Iterator[Finding]:
+def _switched(other: Bound, name: str) -> Found:
     """What is wrong with a call that should be causal."""
     seen, words = read(other), f"with {name}=True"
     found = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
     yield from (replace(f, detail=f"{f.detail} ({words})") for f in found)
-    if found or seen is None or seen.scores is None:
+    if found:
+        return
+    if seen is None or seen.scores is None:
+        yield Note("untried", f"what {name}=True does to the result")
         return
     line = triangle_line(other.case, seen) or seen.core.mask_line() or seen.core.softmax_line
     if line not in _lines(other):

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from headwise.check.arguments import constructor_role, parameters_of
+from headwise.check.arguments import constructor_role
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, FunctionWithWeights, Inputs, leaves, make_inputs, signature
-from headwise.check.faults.behavior import ASKS, judged_weights
+from headwise.check.calls import FunctionWithWeights, Inputs, leaves, make_inputs, signature
+from headwise.check.faults.behavior import ASKS, judged_weights, usable_masks
 from headwise.check.faults.mask_meaning import MaskTrial, is_boolean, measured
-from headwise.check.faults.masks import CAUSAL_FLAGS, is_causal_switch
+from headwise.check.faults.masks import is_causal_switch
 from headwise.check.faults.parts import odd_line
 from headwise.check.faults.questions import triangle_line
 from headwise.check.faults.stages import STAGES, stage_findings
-from headwise.check.faults.training import unused_twins, wrong_slope
+from headwise.check.faults.training import wrong_slope
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, read
@@ -53,7 +53,7 @@ def without_keys(bound: Bound, reading: AttentionReading | None) -> Found:
     seen = read(other)
     for finding in () if seen is None else stage_findings(other, seen):
         yield replace(finding, detail=f"{finding.detail} ({words})")
-    if not other.gives(bound.output_of(other.inputs)) and list(_doubts(other, seen)):
+    if not other.gives(bound.output_of(other.inputs)) and list(doubts(other, seen)):
         yield Note("untried", f"{words}, the result is not that of the input in their place")
     yield from (replace(finding, detail=f"{finding.detail} ({words})") for finding in wrong_slope(other))
 
@@ -65,7 +65,7 @@ def options(bound: Bound, reading: AttentionReading | None) -> Found:
     for p in (p for p in optional_arguments(bound) if p.name not in masks):
         found = True
         if is_boolean(p):
-            yield from _switched(bound, p)
+            yield from _switched(bound, reading, p)
         elif bound.case.never_reads(p.name):
             yield Note("good", f"{p.name}, which is never read")
         elif not is_cache(p.name) and not is_position(p):
@@ -130,7 +130,7 @@ def _weighs_heads(bound: Bound, reading: AttentionReading | None, p: inspect.Par
     return False
 
 
-def _switched(bound: Bound, p: inspect.Parameter) -> Found:
+def _switched(bound: Bound, reading: AttentionReading | None, p: inspect.Parameter) -> Found:
     try:
         other = bound.called({p.name: not p.default}, thing=copy.deepcopy(bound.thing))
     except Exception as error:
@@ -149,10 +149,23 @@ def _switched(bound: Bound, p: inspect.Parameter) -> Found:
         or (bound.output is not None and same(other.output, bound.output))
     ):
         yield Note("good", p.name)
-        yield from returned_with(other, p.name, not p.default)
+        yield from returned_with(other, p.name, not p.default, usable_masks(bound, reading))
         yield from _asked_for_weights(bound, other, p)
+        yield from _beside_masks(bound, reading, p)
     else:
         yield Note("untried", f"what {p.name}={not p.default} does to the result")
+
+
+def _beside_masks(bound: Bound, reading: AttentionReading | None, p: inspect.Parameter) -> Iterator[Finding]:
+    """A flag that does not change the result must not change it with a mask either."""
+    if not bound.gives(bound.output_of(bound.inputs, {p.name: not p.default})):
+        return
+    for given in usable_masks(bound, reading):
+        alone = bound.output_of(bound.inputs, dict(given))
+        both = bound.output_of(bound.inputs, given | {p.name: not p.default})
+        if alone is not None and both is not None and not same(alone.nan_to_num(), both.nan_to_num()):
+            words = f"{next(iter(given))} and {p.name}={not p.default} together"
+            yield Finding("masks-combined", words, bound.case.line_with(rf"\bif\b.*\b{p.name}\b"))
 
 
 def _is_full_without(other: Bound, p: inspect.Parameter) -> bool:
@@ -172,118 +185,21 @@ def _asked_for_weights(bound: Bound, other: Bound, p: inspect.Parameter) -> Iter
         yield Finding("option-ignored", f"{p.name}: {asked} tensors are returned with it, {without} without", line)
 
 
-def returned_with(other: Bound, name: str, value: Any = True) -> Found:
+def returned_with(other: Bound, name: str, value: Any = True, masks: list[dict[str, Any]] | None = None) -> Found:
     """What is wrong with weights that are returned only with this flag."""
-    for found in judged_weights(other, read(other)):
+    for found in judged_weights(other, read(other), masks):
         if isinstance(found, Finding):
             yield replace(found, detail=f"with {name}={value}: {found.detail}")
         elif found.kind == "untried":
             yield Note("untried", f"with {name}={value}, {found.words}")
 
 
-def constructor_options(bound: Bound, reading: AttentionReading | None) -> Found:
-    """Every switch of the constructor must run in both positions and be right in both."""
-    if reading is None or not isinstance(bound.case.target, type):
-        return
-    for name, value in _constructor_flags(bound).items():
-        words = f"{name}={not value}"
-        try:
-            other = _built_with(bound, name, not value)
-        except Exception as error:
-            yield from _failed_option(bound, name, words, error)
-            continue
-        if plain(name) == "batchfirst" and not bound.gives(other.output):
-            shape = "(batch, tokens, width)" if not value else "(tokens, batch, width)"
-            said = f"{words}: an input of {shape} does not give the same result"
-            yield Finding("option-ignored", said, bound.case.line_with(rf"\bself\.{name}\b(?!\s*=)"))
-            continue
-        if bound.gives(other.output):
-            yield Note("good", words)
-            yield from returned_with(other, name, not value)
-            continue
-        seen = read(other) if other.output is not None else None
-        found = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
-        found = [f for f in found if _is_bias(name)] or ([] if found else unused_twins(other, seen))
-        yield from (replace(finding, detail=f"{finding.detail} ({words})") for finding in found)
-        proven = seen is not None and seen.understood == reading.understood and not list(_doubts(other, seen))
-        if not found:
-            yield Note("good" if proven else "untried", words if proven else f"what {words} does to the result")
-
-
-def _built_with(bound: Bound, name: str, value: bool) -> Bound:
-    """The same class with one switch in another position, called; `batch_first` also says where the batch is."""
-    layout = bound.form.layout
-    if plain(name) == "batchfirst":
-        layout = PLAIN if value else "batch second"
-    return bound.called(thing=bound.rebuilt(**{name: value}), form=replace(bound.form, layout=layout))
-
-
-def _doubts(other: Bound, seen: AttentionReading | None) -> Iterator[Finding | Note]:
+def doubts(other: Bound, seen: AttentionReading | None) -> Iterator[Finding | Note]:
     """What speaks against the result of a call: mistakes and steps that were not understood."""
     for fault in STAGES:
         for found in fault(other, seen):
             if found.kind in ("doubt", "untried") if isinstance(found, Note) else found.severity == "wrong":
                 yield found
-
-
-def _failed_option(bound: Bound, name: str, words: str, error: Exception) -> Found:
-    """An error is the learner's if it has nothing to do with what is passed or installed."""
-    line = error_line(error, bound.case.filename)
-    said = f"{words}: {type(error).__name__}: {error}".splitlines()[0][:160]
-    own = _is_bias(name) or _is_own_error(bound, error) or (isinstance(error, RuntimeError) and bound.built.certain)
-    if line is not None and not is_deliberate(error) and own:
-        yield Finding("option-crashes", said, line)
-    else:
-        yield Note("untried", said)
-
-
-def _constructor_flags(bound: Bound) -> dict[str, bool]:
-    """Switches and their values, by name; only those for biases where a configuration holds them."""
-    if bound.built.config is not None:
-        return {name: True for name in bound.built.config.asked if _is_bias(name)} if bound.built.certain else {}
-    flags = [p for p in parameters_of(bound.case.target) if isinstance(p.default, bool) or _is_bias(p.name)]
-    values = {p.name: bound.built.arguments.get(p.name, p.default) for p in flags if p.name not in CAUSAL_FLAGS}
-    return {name: value for name, value in values.items() if isinstance(value, bool)}
-
-
-def _is_bias(name: str) -> bool:
-    return constructor_role(name) == "bias" and not re.search(r"pos|rel|alibi|attn|attention|add", plain(name))
-
-
-def _is_own_error(bound: Bound, error: Exception) -> bool:
-    """Whether an error has nothing to do with what we pass or what is installed: an attribute of self, a local name."""
-    missing = isinstance(error, AttributeError) and f"'{bound.case.name}' object has no" in str(error)
-    return isinstance(error, UnboundLocalError) or missing
-
-
-def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
-    """The constructor must accept its own defaults."""
-    target, built = bound.case.target, bound.built
-    unread = [p.name for p in parameters_of(target) if "scale" in plain(p.name) and bound.case.never_reads(p.name)]
-    if unread:
-        yield Finding("option-ignored", f"{unread[0]} is never read", bound.case.line_with("def __init__"))
-    given = {p.name for p in parameters_of(target) if p.default is None and built.arguments.get(p.name) is not None}
-    failed = next((f for f in bound.failures if f.called is None and f.natural and f.line and not f.deliberate), None)
-    if given and failed is not None and not built.natural:
-        words = f"{', '.join(sorted(given))}=None, the default: {type(failed.error).__name__}: {failed.error}"
-        yield Finding("option-crashes", words.splitlines()[0][:160], failed.line)
-    if not isinstance(target, type) or built.config is not None or not built.certain:
-        return
-    parameters = {p.name: p for p in parameters_of(target)}
-    kept = {
-        n: v for n, v in built.arguments.items() if n in parameters and parameters[n].default is inspect.Parameter.empty
-    }
-    sizes = {n: v for n, v in built.arguments.items() if n in parameters and type(parameters[n].default) is int}
-    if len(kept | sizes) == len(built.arguments) or not set(built.arguments) <= set(parameters):
-        return
-    try:
-        thing = bound.rebuilt_from(kept | sizes)
-        bound.call(bound.inputs, thing=thing)
-    except Exception as error:
-        if is_deliberate(error):
-            return
-        words = f"with its own defaults: {type(error).__name__}: {error}".splitlines()[0][:160]
-        yield Finding("option-crashes", words, bound.case.line_with("def __init__"))
 
 
 # Caches: tokens given one after another must get the same result as all at once.
@@ -388,7 +304,8 @@ def _continued(bound: Bound, names: list[str], flags: dict[str, Any], cut: int) 
         if single and not same(out, _alone(bound, rest, flags)):
             if (hidden := _hidden_from_last(bound, rest, given)) is not None:
                 return hidden
-            line = _joining_line(bound, rest, given)
+            other, T = bound.called(given, inputs=rest), bound.sizes.T
+            line = odd_line(bound.trace, other.trace, range(cut, T), T) or _joining_line(bound, rest, given)
             return Finding(
                 "cache-differs", f"after a cache of {cut} tokens, the next one differs by up to {gap:.3g}", line
             )

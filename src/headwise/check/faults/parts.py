@@ -47,5 +47,8 @@ def _slices(part: Tensor, whole: Tensor, tokens: range, total: int) -> Iterator[
     for axis in range(part.dim()):
         if part.shape[axis] == len(tokens) and whole.shape[axis] == total:
             piece = whole.narrow(axis, tokens.start, len(tokens))
+            for other in range(part.dim()):  # keys up to these tokens
+                if other != axis and piece.shape[other] == total and part.shape[other] == tokens.stop:
+                    piece = piece.narrow(other, 0, tokens.stop)
             if piece.shape == part.shape:
                 yield piece

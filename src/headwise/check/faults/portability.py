@@ -14,15 +14,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound, stored_lengths
 from headwise.check.calls import PLAIN, Inputs, double_by_default, make_inputs, quiet, signature
+from headwise.check.code.loader import globals_read
+from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, pattern, read
-from headwise.check.trace import error_line, is_deliberate
+from headwise.check.trace import error_line, is_deliberate, learner_line
 
 COMPILING = 6.0  # seconds of processor time
 DYNAMO = "torch._dynamo"
@@ -164,14 +168,64 @@ def other_device(bound: Bound, reading: AttentionReading | None) -> Found:
     """Tensors that a call makes must be on the device of the input; the meta device stands for any other."""
     if not isinstance(bound.thing, nn.Module) or bound.repaired.lines:
         return
-    flags = {p.name: True for p in signature(bound.thing) if p.default is False and "causal" in p.name}
-    try:
-        moved = copy.deepcopy(bound.thing).to("meta")
-        with quiet(), torch.no_grad(), double_by_default(), without_dynamo():
-            bound.form.call(moved, Inputs(*(x.to("meta") for x in bound.inputs)), flags)
-    except Exception as error:
-        if "is not on the expected device" in str(error):
-            yield Finding("device-fixed", "", error_line(error, bound.case.filename))
+    moved = copy.deepcopy(bound.thing).to("meta")
+    for given in _device_calls(bound, reading):
+        devices = TwoDevices(bound.case.filename)
+        with contextlib.suppress(Exception), quiet(), torch.no_grad(), double_by_default(), without_dynamo(), devices:
+            on_meta = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in given.items()}
+            bound.form.call(moved, Inputs(*(x.to("meta") for x in bound.inputs)), on_meta)
+        if devices.line is not None:
+            told = "device" in bound.case.text(devices.line) or "device" in globals_read(bound.case.target)
+            words = f"line {devices.used} then computes with it" if devices.used != devices.line else ""
+            yield Finding("device-fixed", words, devices.line, severity="fragile" if told else "wrong")
+            return
+
+
+def _device_calls(bound: Bound, reading: AttentionReading | None) -> Iterator[dict[str, Any]]:
+    """A plain call, one with every flag, and one with every mask that is understood."""
+    yield {}
+    yield from ({p.name: True} for p in signature(bound.thing) if p.default is False)
+    for argument in measured(bound, reading):
+        tried = argument.first(argument.meaning) if argument.meaning else None
+        if tried is not None:
+            yield {argument.name: tried.mask}
+
+
+class TwoDevices(TorchDispatchMode):
+    """Notes the first operation that computes with tensors of two devices, and where the one on the CPU was made.
+
+    A single number may be anywhere, and so may the indices of `x[index]`; copies are there to change the device.
+    """
+
+    ALLOWED = ("copy_", "_to_copy", "index", "index_put_", "index_put", "_unsafe_index", "_index_put_impl_")
+
+    def __init__(self, filename: str | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.filename = filename
+        self.line: int | None = None
+        self.used: int | None = None
+        self._made: dict[int, int | None] = {}
+        self._kept: list[Tensor] = []  # an id is unique only while its object lives
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False, as for `Trace`."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [leaf for leaf in tree_leaves([args, kwargs or {}]) if isinstance(leaf, Tensor)]
+        here = [t for t in given if t.device.type == "cpu"]
+        placed = [t for t in here if t.dim() and id(t) in self._made]
+        mixed = len(here) < len(given) and func.overloadpacket.__name__ not in self.ALLOWED
+        if placed and mixed and self.line is None:
+            self.line, self.used = self._made[id(placed[0])], learner_line(self.filename)
+        result = func(*args, **(kwargs or {}))
+        made = next((self._made[id(t)] for t in here if id(t) in self._made), None) or learner_line(self.filename)
+        for out in tree_leaves(result):
+            if isinstance(out, Tensor) and out.device.type == "cpu" and (placed or not given):
+                self._made[id(out)] = made
+                self._kept.append(out)
+        return result
 
 
 def compilation(bound: Bound, reading: AttentionReading | None) -> Found:

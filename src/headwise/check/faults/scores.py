@@ -138,6 +138,8 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
         yield Note("doubt", f"the scale of the scores: {total:.4g} was measured where 1/√{D} = {right:.4g} is usual")
     elif D != bound.sizes.D and near(total, bound.sizes.D**-0.5) and bound.built.certain:
         yield from _other_head_width(bound, reading)  # the scale is right for the width that was asked for
+    elif (chosen := _chosen_scale(bound, scores)) is not None:
+        yield Note("variant", f"the scale is set by {chosen}, an argument of the constructor")
     else:
         name = _scale_name(total, D, bound)
         line = bound.case.line_of_size(line) or line if name in OTHER_AXES else line
@@ -146,6 +148,18 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
     if not near(after, 1.0) and scores.after != "random":
         words = f"weights are multiplied by {scores.after_factor:.4g} after the softmax"
         yield Finding("scale-after-softmax", words, reading.core.after_softmax_line())
+
+
+def _chosen_scale(bound: Bound, scores: Scores) -> str | None:
+    """The argument, with a number of its own as default, that decides the scale: another number gives another one."""
+    parameters = parameters_of(bound.case.target) if isinstance(bound.case.target, type) else []
+    for p in parameters:
+        if "scal" in plain(p.name) and type(p.default) in (int, float) and p.default not in (0, 1):
+            with contextlib.suppress(Exception):  # it cannot be changed
+                seen = read(bound.called(thing=bound.rebuilt(**{p.name: 4 * p.default})))
+                if seen is not None and seen.scores is not None and not near(seen.scores.factor, scores.factor):
+                    return p.name
+    return None
 
 
 def _other_head_width(bound: Bound, reading: AttentionReading) -> Found:

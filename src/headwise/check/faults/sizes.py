@@ -12,7 +12,7 @@ from torch import nn
 from headwise.check.arguments import OTHER_SIZES, CallSizes, constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, make_inputs, tokens_of
-from headwise.check.code.intent import stated_window
+from headwise.check.code.intent import stated_window, states_one_length
 from headwise.check.faults.scores import is_of_distance
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
@@ -65,6 +65,10 @@ def other_length(bound: Bound, reading: AttentionReading | None) -> Found:
     inputs = make_inputs(bound.form, bound.sizes, seed=5, cross=True)
     words = f"{bound.sizes.T} queries, {bound.sizes.S} keys"
     severity = "wrong" if "cross" in type(bound.thing).__name__.lower() else ""  # then another length is the point
+    by_role = {role: name for name, role in bound.form.roles.items()}
+    if not severity and {"query", "key"} <= set(by_role):
+        stated = states_one_length(bound.case, by_role["query"], by_role["key"])
+        severity = "fragile" if stated is not None else ""
     try:
         other = bound.called(inputs=inputs)
     except Exception as error:
@@ -161,6 +165,9 @@ def _judged_length(reading: AttentionReading | None, other: Bound, length: int) 
     kind = "other" if reading is None else reading.pattern
     expected = expected_output(reading, inputs) if reading is not None and kind in ("full", "causal") else None
     if expected is not None and not same(expected, out, 1e-6):
+        if kind == "full" and _has_own_pattern(other):
+            yield Note("untried", f"which keys a token should see among {length}")
+            return
         gap = float((expected - out).abs().nan_to_num().max())
         name = "causal-some-lengths" if kind == "causal" else "size-fixed"
         core = _core(other) if kind == "causal" else None
@@ -168,6 +175,14 @@ def _judged_length(reading: AttentionReading | None, other: Bound, length: int) 
         yield Finding(name, f"with {length} tokens, the result differs from the reference by up to {gap:.3g}", line)
     elif not torch.isfinite(out).all() and (reading is None or reading.scores is None or reading.scores.empty is None):
         yield Finding("size-fixed", f"with {length} tokens, the result is not finite")
+
+
+def _has_own_pattern(other: Bound) -> bool:
+    """Whether everything is right but that some keys are hidden, as by a window or by tokens that see all."""
+    seen = read(other)
+    if seen is None or seen.understood < 5 or seen.scores is None or bool(seen.visible.all()):
+        return False
+    return not [f for f in stage_findings(other, seen) if f.severity == "wrong"]
 
 
 # Other widths and numbers of heads.

@@ -11,10 +11,11 @@ from headwise.check.calls import make_inputs, tensors
 from headwise.check.code.loader import NAME
 from headwise.check.faults import output, projections, scores
 from headwise.check.faults.questions import PARTIAL, Fault, asked_heads, influence, listed, of_stages, role_in
+from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.proof import TOLERANCE, changed_maps, prediction_error
 from headwise.check.reading import AttentionReading, read
-from headwise.check.trace import unnormalized_scores
+from headwise.check.trace import ARITHMETIC, PRODUCTS, Core, Node, unnormalized_scores
 
 
 def unread_attention(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -94,6 +95,33 @@ def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Finding("attends-over-batch", words, line)
     else:
         yield Note("doubt", f"the weights are a table of {rows}×{columns} for {T} queries and {S} keys")
+
+
+def unused_results(bound: Bound, reading: AttentionReading | None) -> Found:
+    """What is computed from queries, keys or values must be used."""
+    if reading is None or reading.core.trace is not bound.trace:
+        return
+    trace, core = bound.trace, reading.core
+    sizes = {core.query.numel(), core.key.numel(), core.value.numel()}
+    used = {p for n in trace.nodes for p in n.parents} | {n for n in trace.returned if n is not None} | trace.read
+    kept = [part for part in getattr(bound.thing, "__dict__", {}).values() if isinstance(part, Tensor)]
+    behind = {n.index for name in ("query", "key", "value") for n in core.behind(name)}
+    for node in trace.nodes:
+        if node.index not in used and node.line is not None and _is_mask(node, core):
+            yield Finding("result-unused", "it is a table of queries × keys, as a mask is", node.outermost)
+            return
+        if node.op not in ARITHMETIC or node.index in used or node.line is None or node.value.numel() not in sizes:
+            continue
+        derived = any(p.index in behind and p.op in PRODUCTS for p in trace.ancestors([node.index]))
+        if derived and not any(part.shape == node.value.shape and same(part, node.value) for part in kept):
+            yield Finding("result-unused", "it is made of queries, keys or values", node.outermost)
+            return
+
+
+def _is_mask(node: Node, core: Core) -> bool:
+    """Whether this is a table that says for every query and key whether something holds."""
+    table = node.value.dtype == torch.bool and node.value.shape[-2:] == core.weights.shape[-2:]
+    return table and node.value.dim() >= 2 and min(node.value.shape[-2:]) > 1
 
 
 STAGES: tuple[Fault, ...] = (

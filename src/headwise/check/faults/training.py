@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -134,7 +135,7 @@ def _train(thing: Any) -> None:
 
 def training_mode(bound: Bound, reading: AttentionReading | None) -> Found:
     """Without dropout, training must equal evaluation; with it, results must be finite and equal on average."""
-    found: list[Finding | Note] = list(_without_dropout(bound))
+    found: list[Finding | Note] = list(_without_dropout(bound, [m for m in _usable_masks(bound, reading) if m]))
     dropping = None if found else _with_dropout(bound)
     if dropping is not None:
         _train(dropping)
@@ -143,17 +144,21 @@ def training_mode(bound: Bound, reading: AttentionReading | None) -> Found:
     yield from found
 
 
-def _without_dropout(bound: Bound) -> Iterator[Finding]:
+def _without_dropout(bound: Bound, masks: list[dict[str, Tensor]]) -> Iterator[Finding]:
     """The result in training mode with all dropout set to zero."""
     if not isinstance(bound.thing, nn.Module) or any(isinstance(m, OTHER_MODES) for m in modules(bound.thing)):
         return
     try:
         thing = copy.deepcopy(bound.thing)
         _train(thing)
-        for module in modules(thing):
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
+        drops = [m for m in modules(thing) if isinstance(m, nn.Dropout)]
+        if any(layer.p >= 1 for layer in drops):
+            yield from _drops_all(bound, thing)
+            return
+        for module in drops:
+            module.p = 0.0
         other = bound.called(thing=thing)
+        masked = [(given, bound.output_of(bound.inputs, given, thing)) for given in masks]
     except Exception as error:
         words = f"after train(): {type(error).__name__}: {error}".splitlines()[0][:160]
         yield Finding("training-differs", words, error_line(error, bound.case.filename))
@@ -164,6 +169,20 @@ def _without_dropout(bound: Bound) -> Iterator[Finding]:
         line = _branch(bound, other)
         line = bound.case.condition_around(line, "training") or line or bound.case.line_with(r"self\.training")
         yield Finding("training-differs", f"without dropout, the results differ by up to {gap:.3g}", line)
+        return
+    for given, output in masked if not random else ():
+        calm = bound.output_of(bound.inputs, given)
+        if calm is not None and output is not None and not _agree(output, calm):
+            words = f"without dropout, with {next(iter(given))}, the results differ by up to {_gap(output, calm):.3g}"
+            yield Finding("training-differs", words, bound.case.line_with(r"self\.training"))
+            return
+
+
+def _drops_all(bound: Bound, thing: Any) -> Iterator[Finding]:
+    """A probability of one, which only a probability to keep would have as its default."""
+    names = [n for n, m in thing.named_modules() if isinstance(m, nn.Dropout) and m.p >= 1]
+    words = f"{names[0]} drops everything in training: p=1"
+    yield Finding("dropout-biased", words, bound.case.line_of_attribute(names[0]))
 
 
 def _branch(bound: Bound, other: Bound) -> int | None:
@@ -234,7 +253,8 @@ def _equal_on_average(bound: Bound, reading: AttentionReading, dropping: Any) ->
         words = "scores are set to zero at random before the softmax"
         yield Finding("dropout-on-scores", words, before)
     elif (dropped := _dropped_projection(many)) is not None:
-        yield from _another_mean(many, calm, dropped)
+        found: list[Finding | Note] = list(_another_mean(many, calm, dropped))
+        yield from found or [Note("untried", f"the average over many draws: line {dropped} drops queries or keys")]
     elif _starts_early(many):
         yield Note("untried", "the average over many draws, because dropout comes before the scores")
     elif _is_linear(many, reading):
@@ -372,7 +392,9 @@ def _without_gradient(bound: Bound, named: dict[str, Tensor], reading: Attention
     if cut:
         yield Finding("gradient-cut", _some(cut), _cut_line(bound))
     unused = [name for name in dead if name not in cut]
-    projections = [n for n in unused if role_in(n) or OUTPUT_NAME.search(n.partition(".")[0])]
+    named_so = [n for n in unused if role_in(n) or OUTPUT_NAME.search(n.partition(".")[0])]
+    layers = {n.partition(".")[0] for n in unused if named[n].dim() > 1} if _has_every_map(reading) else set()
+    projections = [n for n in named_so if n.partition(".")[0] not in layers]  # whole layers are left over
     projections += [n for n in unused if n not in projections and _has_used_twin(n, set(named) - set(dead))]
     maps = [] if reading is None else [*reading.projections.values(), reading.output]
     makers = {n for part in maps if part is not None for n in part.role.names}  # not a table of which few rows are read
@@ -519,6 +541,17 @@ def _matters(bound: Bound, tensor: Tensor, rows: Tensor | None = None, exact: bo
     if other is None or bound.output is None:
         return False
     return not torch.equal(other, bound.output) if exact else not _agree(other, bound.output)
+
+
+def _has_every_map(reading: AttentionReading | None) -> bool:
+    """Whether queries, keys, values and the output are all made by weights of their own: others are left over."""
+    if reading is None or reading.understood < 5 or reading.output is None:
+        return False
+    maps = [part.weight for part in reading.projections.values()]
+    apart = all(a.shape != b.shape or not same(a, b) for a, b in itertools.combinations(maps, 2))
+    roles = [*(part.role for part in reading.projections.values()), reading.output.role]
+    makers = {name for role in roles[:-1] for name in role.names}
+    return apart and all(role.names for role in roles) and makers.isdisjoint(roles[-1].names)
 
 
 def _cut_line(bound: Bound) -> int | None:

@@ -88,7 +88,7 @@ def review(case: Case, report: Report) -> Report:
         return report
     if any(f.name.startswith(("form-", "differs-")) for f in report.wrong):
         return report  # it was compared with an assignment or a reference
-    if _lacks_forward(case):
+    if _lacks_forward(case) or _is_skeleton(gaps):
         return _begun(case, report)
     if report.cause == "no-return" and not gaps.found and _returns_somewhere(case):
         return report
@@ -114,6 +114,11 @@ def _lacks_forward(case: Case) -> bool:
     """Whether it is a class whose `forward` was not begun."""
     target = case.target
     return isinstance(target, type) and not any(name in vars(base) for base in _own_bases(target) for name in METHODS)
+
+
+def _is_skeleton(gaps: Gaps) -> bool:
+    """Whether neither the constructor nor the method that takes the input has a line of its own."""
+    return "__init__" in gaps.empty and not gaps.empty.keys().isdisjoint(METHODS)
 
 
 def _own_bases(target: type) -> Iterator[type]:
@@ -275,7 +280,7 @@ def _say_progress(report: Report, run: PartialRun, done: list[int]) -> None:
 
 def _carried(before: Report, gaps: Gaps) -> Iterator[Finding]:
     """Mistakes of the ordinary judgment that have nothing to do with what is missing."""
-    names = CARRIED - ({"missing-attribute"} if gaps.inside("__init__") else set())
+    names = CARRIED - ({"missing-attribute", "missing-super"} if gaps.inside("__init__") else set())
     real = (finding for finding in before.wrong if finding.name in names)
     yield from (finding for finding in real if not re.search("NoneType|ellipsis", finding.detail))
 

@@ -1,0 +1,78 @@
+"""The example that a file ends with: which shapes it passes to the class, found without running the class."""
+
+import ast
+import contextlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from headwise.check.code.intent import Stated
+from headwise.check.code.loader import Case
+from headwise.check.vocabulary import call_role
+
+SHAPES = {"bt": "(B,S)", "btt": "(B,T,S)", "tt": "(T,S)", "b1tt": "(B,1,T,S)", "b11t": "(B,1,1,S)", "b1t": "(B,1,S)"}
+SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+
+
+def example_shape(case: Case, name: str) -> Stated | None:
+    """The shape of the mask that the file's own example passes as this argument; None where it passes none."""
+    if not isinstance(case.target, type) or case.loaded is None:
+        return None
+    parameters = list(inspect.signature(case.target.forward).parameters)[1:] if hasattr(case.target, "forward") else []
+    statements = list(_statements(ast.parse(case.source)))
+    for position, call in _calls(statements, case.name):
+        given = dict(zip(parameters, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
+        inputs = [node for n, node in given.items() if call_role(n) in ("self", "query")]
+        if name in given and inputs:
+            with contextlib.suppress(Exception):  # it needs something that is not here
+                x, mask = _values(statements[:position], [inputs[0], given[name]], case)
+                shape = _in_words(x, mask)
+                return None if shape is None else Stated(shape, call.lineno)
+    return None
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Simple statements at module level, and those of the demo under `if __name__ == "__main__"`."""
+    for node in tree.body:
+        if isinstance(node, ast.If) and "__name__" in ast.dump(node.test):
+            yield from node.body
+        elif isinstance(node, (*SIMPLE, ast.Expr)):
+            yield node
+
+
+def _calls(statements: list[ast.stmt], target: str) -> Iterator[tuple[int, ast.Call]]:
+    """Calls of objects that were made from this class, with their positions."""
+    made: set[str] = set()
+    for position, statement in enumerate(statements):
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in made:
+                yield position, node
+        if isinstance(statement, ast.Assign) and any(getattr(n, "id", "") == target for n in ast.walk(statement.value)):
+            made |= {t.id for t in statement.targets if isinstance(t, ast.Name)}
+
+
+def _values(before: list[ast.stmt], wanted: list[ast.expr], case: Case) -> list[Any]:
+    """What these expressions are after the assignments that they depend on."""
+    needed = {n.id for node in wanted for n in ast.walk(node) if isinstance(n, ast.Name)}
+    slice_: list[ast.stmt] = []
+    for statement in reversed(before):
+        stored = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        if isinstance(statement, SIMPLE) and stored & needed:
+            needed |= {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
+            slice_.insert(0, statement)
+    space = dict(case.namespace)
+    exec(compile(ast.Module(slice_, []), "example", "exec"), space)  # noqa: S102 - lines of the learner's file
+    return [eval(compile(ast.Expression(node), "example", "eval"), space) for node in wanted]  # noqa: S307
+
+
+def _in_words(x: Any, mask: Any) -> str | None:
+    """`(B,T,S)` for a mask of one table for every sample; None where sizes do not tell the axes apart."""
+    if not isinstance(x, Tensor) or not isinstance(mask, Tensor) or x.dim() != 3:
+        return None
+    batch, tokens = x.shape[:2]
+    letters = {1: "1", batch: "b", tokens: "t"}
+    if len({1, batch, tokens}) < 3:
+        return None
+    return SHAPES.get("".join(letters.get(size, "?") for size in mask.shape))

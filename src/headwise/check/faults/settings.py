@@ -1,0 +1,199 @@
+"""Arguments of the constructor that are no sizes: switches and modes, tried with every value that the code names."""
+
+import ast
+import contextlib
+import inspect
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from headwise.check.arguments import constructor_role, parameters_of
+from headwise.check.binding import Bound
+from headwise.check.calls import PLAIN, entry_code
+from headwise.check.code.choices import annotated, compared, kept_as
+from headwise.check.configuration import uses_of
+from headwise.check.faults.masks import CAUSAL_FLAGS
+from headwise.check.faults.options import doubts, returned_with
+from headwise.check.faults.questions import near
+from headwise.check.faults.stages import stage_findings
+from headwise.check.faults.training import unused_twins
+from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.reading import AttentionReading, read
+from headwise.check.trace import error_line, is_deliberate
+from headwise.check.vocabulary import plain
+
+TRIALS = 16  # of all options together
+# What an option may ask for: a step left out, shared weights, or a scale where its name speaks of one.
+CHOSEN = re.compile(
+    r"shared?|no-|one-|heads-(share|averaged)|single|unused|dead|dropout|too-wide|softmax-missing|window"
+)
+SCALED = re.compile(r"scal|temp|dot|cos|tau", re.IGNORECASE)
+SHARED = re.compile(r"shar|tie|same|common|single", re.IGNORECASE)
+BACKWARD = re.compile(r"rever|back|anti|future|right", re.IGNORECASE)
+GUESSES = {"int": (2,), "float": (0.7,), "bool": (True,)}  # for an argument that is None by default
+
+
+def constructor_options(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Every switch and mode of the constructor must run with each of its values and be right with each."""
+    if reading is None or not isinstance(bound.case.target, type):
+        return
+    for name, value in itertools.islice(_settings(bound), TRIALS):
+        try:
+            other = _built_with(bound, name, value)
+        except Exception as error:
+            yield from _failed_option(bound, name, f"{name}={value!r}", error)
+            continue
+        yield from _judged(bound, reading, other, name, value)
+
+
+def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, value: Any) -> Found:
+    """What is wrong with the same class and another value of one option."""
+    words = f"{name}={value!r}"
+    if plain(name) == "batchfirst" and not bound.gives(other.output):
+        shape = "(batch, tokens, width)" if value else "(tokens, batch, width)"
+        said = f"{words}: an input of {shape} does not give the same result"
+        yield Finding("option-ignored", said, bound.case.line_with(rf"\bself\.{name}\b(?!\s*=)"))
+        return
+    if bound.gives(other.output):
+        yield Note("good", words)
+        yield from returned_with(other, name, value)
+        return
+    seen = read(other) if other.output is not None else None
+    wrong = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
+    guessed = type(value) in (int, float)  # what such a number means is not known
+    found = [f for f in wrong if not guessed and (_is_bias(name) or not _is_chosen(f, f"{name} {value}"))]
+    found = found or ([] if wrong or guessed else unused_twins(other, seen))
+    yield from (replace(finding, detail=f"{finding.detail} ({words})") for finding in found)
+    proven = seen is not None and seen.understood == reading.understood and not list(doubts(other, seen))
+    proven = proven or (_is_scale(seen, value) and len(wrong) == 1)
+    if not found:
+        yield Note("good" if proven else "untried", words if proven else f"what {words} does to the result")
+
+
+def _is_chosen(finding: Finding, words: str) -> bool:
+    """Whether an option of this name and value may ask for what is otherwise a mistake."""
+    if finding.name.startswith("scale"):
+        return SCALED.search(words) is not None
+    if finding.name == "wrong-role" and SHARED.search(words):
+        return True
+    backward = finding.name.startswith("causal") and BACKWARD.search(words) is not None
+    return backward or CHOSEN.match(finding.name) is not None
+
+
+def _is_scale(seen: AttentionReading | None, value: Any) -> bool:
+    """Whether the scores are multiplied with this number, or divided by it."""
+    factor = None if seen is None or seen.scores is None else seen.scores.factor
+    return factor is not None and type(value) in (int, float) and (near(factor, value) or near(factor, 1 / value))
+
+
+def _built_with(bound: Bound, name: str, value: Any) -> Bound:
+    """The same class with another value of one option, called; `batch_first` also says where the batch is."""
+    layout = bound.form.layout
+    if plain(name) == "batchfirst":
+        layout = PLAIN if value else "batch second"
+    return bound.called(thing=bound.rebuilt(**{name: value}), form=replace(bound.form, layout=layout))
+
+
+def _settings(bound: Bound) -> Iterator[tuple[str, Any]]:
+    """Options with the values to try: both positions of a switch, every value that the code compares a mode with."""
+    if bound.built.config is not None:
+        yield from _keys(bound)
+        return
+    tree, guessed = ast.parse(bound.case.source), _asked_for(bound)
+    literals = compared(tree)
+    for p in parameters_of(bound.case.target):
+        now = bound.built.arguments.get(p.name, p.default)
+        names = kept_as(tree, p.name)
+        if p.name not in CAUSAL_FLAGS and isinstance(now, bool):
+            yield p.name, not now
+        elif constructor_role(p.name) is None and (now is None or isinstance(now, str)):
+            values = [v for word in names for v in literals.get(word, []) if type(v) is str]
+            values = values or annotated(p.annotation)
+            yield from ((p.name, value) for value in dict.fromkeys(values) if value != now)
+            if not values and now is None and names & guessed and p.name not in bound.built.arguments:
+                yield from _guess(bound, p)
+
+
+def _guess(bound: Bound, p: inspect.Parameter) -> Iterator[tuple[str, Any]]:
+    """A number for an argument that is None by default: the first with which it can be built and called."""
+    kinds = [v for kind, values in GUESSES.items() if kind in str(p.annotation) for v in values]
+    for value in kinds or [v for values in GUESSES.values() for v in values]:
+        with contextlib.suppress(Exception):  # it is no such number
+            _built_with(bound, p.name, value)
+            yield p.name, value
+            return
+
+
+def _asked_for(bound: Bound) -> set[str]:
+    """Names in the conditions of parts that never ran."""
+    unrun = bound.case.coverage.unrun(bound.case.source, entry_code(bound.thing))
+    nodes = [n for part in unrun for test in part.tests for n in ast.walk(test)]
+    return {n.attr for n in nodes if isinstance(n, ast.Attribute)} | {n.id for n in nodes if isinstance(n, ast.Name)}
+
+
+def _keys(bound: Bound) -> Iterator[tuple[str, Any]]:
+    """The same for the keys of a configuration; only where every one of them is understood."""
+    config = bound.built.config
+    if config is None or not bound.built.certain:
+        return
+    uses = uses_of(bound.case.target)
+    for name in config.asked:
+        now = getattr(config, name, None)
+        if _is_bias(name) and isinstance(now, bool):
+            yield name, not now
+        yield from ((name, value) for value in dict.fromkeys(uses.strings.get(name, [])) if value != now)
+
+
+def _failed_option(bound: Bound, name: str, words: str, error: Exception) -> Found:
+    """An error is the learner's if it has nothing to do with what is passed or installed."""
+    line = error_line(error, bound.case.filename)
+    said = f"{words}: {type(error).__name__}: {error}".splitlines()[0][:160]
+    own = _is_bias(name) or _is_own_error(bound, error) or (isinstance(error, RuntimeError) and bound.built.certain)
+    if is_deliberate(error) and isinstance(error, ValueError | NotImplementedError | AssertionError):
+        yield Note("good", f"{words} is refused")
+    elif line is not None and not is_deliberate(error) and own:
+        yield Finding("option-crashes", said, line)
+    else:
+        yield Note("untried", said)
+
+
+def _is_bias(name: str) -> bool:
+    return constructor_role(name) == "bias" and not re.search(r"pos|rel|alibi|attn|attention|add", plain(name))
+
+
+def _is_own_error(bound: Bound, error: Exception) -> bool:
+    """Whether an error has nothing to do with what we pass or what is installed: an attribute of self, a local name."""
+    missing = isinstance(error, AttributeError) and f"'{bound.case.name}' object has no" in str(error)
+    return isinstance(error, UnboundLocalError) or missing
+
+
+def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
+    """The constructor must accept its own defaults."""
+    target, built = bound.case.target, bound.built
+    unread = [p.name for p in parameters_of(target) if "scale" in plain(p.name) and bound.case.never_reads(p.name)]
+    if unread:
+        yield Finding("option-ignored", f"{unread[0]} is never read", bound.case.line_with("def __init__"))
+    given = {p.name for p in parameters_of(target) if p.default is None and built.arguments.get(p.name) is not None}
+    failed = next((f for f in bound.failures if f.called is None and f.natural and f.line and not f.deliberate), None)
+    if given and failed is not None and not built.natural:
+        words = f"{', '.join(sorted(given))}=None, the default: {type(failed.error).__name__}: {failed.error}"
+        yield Finding("option-crashes", words.splitlines()[0][:160], failed.line)
+    if not isinstance(target, type) or built.config is not None or not built.certain:
+        return
+    parameters = {p.name: p for p in parameters_of(target)}
+    kept = {
+        n: v for n, v in built.arguments.items() if n in parameters and parameters[n].default is inspect.Parameter.empty
+    }
+    sizes = {n: v for n, v in built.arguments.items() if n in parameters and type(parameters[n].default) is int}
+    if len(kept | sizes) == len(built.arguments) or not set(built.arguments) <= set(parameters):
+        return
+    try:
+        thing = bound.rebuilt_from(kept | sizes)
+        bound.call(bound.inputs, thing=thing)
+    except Exception as error:
+        if is_deliberate(error):
+            return
+        words = f"with its own defaults: {type(error).__name__}: {error}".splitlines()[0][:160]
+        yield Finding("option-crashes", words, bound.case.line_with("def __init__"))

@@ -1,8 +1,8 @@
 """The table of `maps.py --table`: statistics of attention weights relative to the fastest forward pass installed.
 
 Shapes are (B, H, Hkv, T, D): long and short, grouped heads, wide heads, batches, lengths that no power of two divides,
-windows and packed documents. Every forward pass and every statistic is compared with the float64 reference in sampled
-rows, or completely for what keys receive and for pictures at a short length of the same kind, before anything is timed.
+windows and packed documents. Every forward pass and every row statistic is compared with the float64 reference in sampled
+rows before anything is timed; what keys receive and pictures only by their sums, since no row can be sampled from them.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """The table of `maps.py --table`: statistics of attention weights relative to the fastest forward pass installed.
 
 Shapes are (B, H, Hkv, T, D): long and short, grouped heads, wide heads, batches, lengths that no power of two divides,
-windows and packed documents. Every forward pass and every row statistic is compared with the float64 reference in sampled
-rows before anything is timed; what keys receive and pictures only by their sums, since no row can be sampled from them.
+windows and packed documents. Before anything is timed, every forward pass and every row statistic is compared with the
+float64 reference in sampled rows; what keys receive and pictures are compared only by their sums.
 """
 
 import sys

@@ -37,8 +37,8 @@ class LaunchBlocks(NamedTuple):
     stages: int
 
 
-# Blocks for 16-bit inputs and heads up to 64, 128 and 256 wide. Those of rows were the fastest on an H200 for a prototype
-# of the walk; those of keys, and of wide heads, were chosen by the registers and instructions of the compiled kernel.
+# Blocks for 16-bit inputs and heads up to 64, 128 and 256 wide. Those of rows were the fastest on an H200 for a
+# prototype of the walk; those of keys and of wide heads were chosen by the registers and instructions they compile to.
 SMALL, WIDE_HEADS = LaunchBlocks(64, 64, 4, 3), LaunchBlocks(64, 32, 4, 2)
 TABLE = {
     "rows": (SMALL, LaunchBlocks(128, 64, 8, 3), WIDE_HEADS),

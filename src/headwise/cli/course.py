@@ -142,7 +142,11 @@ def hinted(progress: Progress, space: Workspace, exercise: Exercise) -> int:
     space.lay_out(exercise)
     part, level = progress.hint(exercise)
     print(f"{space.number(exercise)}. {exercise.title}, {part.name}: {LEVELS[level]} (hint {level} of 3)")
-    paragraph(part.hint(level), "  ") if level < 3 else print(f"  {part.hint(level)}")
+    if level < len(LEVELS):
+        paragraph(part.hint(level), "  ")
+        return 0
+    print(f"  {part.hint(level)}")
+    print(f"There are no more hints for this step. After a try: headwise course {space.number(exercise)} --solution")
     return 0
 
 

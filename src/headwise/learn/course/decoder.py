@@ -120,7 +120,7 @@ CACHE = Exercise(
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, -1)), cache
     '''),
     judged="GroupedAttention",
-    call=Call((24, 6, 2), ((2, 5, 24),), (2, 5, 24)),
+    call=Call((24, 6, 2), ((2, 5, 24),), (2, 5, 24), causal=True),
     parts=(
         Part(
             "fewer key/value heads",

@@ -79,7 +79,7 @@ def test_the_way_through(tmp_path, capsys):
     assert main(arguments) == 0
     assert "exercise_01.py: one thing is wrong" in capsys.readouterr().out
     assert main([*arguments, "--hint"]) == 0
-    assert "Exercise 1, hint 1 of 3: Compute a sample alone, then together with others. " in capsys.readouterr().out
+    assert "Exercise 1, hint 1 of 3: Compute a sample alone, then together with others." in capsys.readouterr().out
     assert main(arguments) == 0
     assert "one thing is wrong" in capsys.readouterr().out, "nothing is given away before it was tried"
     assert main([*arguments, "--report"]) == 1

@@ -404,6 +404,7 @@ function render() {
   $("step").value = state.step;
   $("step").setAttribute("aria-valuetext", `${state.step}: ${step.name}`);
   $("name").textContent = `${state.step}. ${step.name}`;
+  $("headline").textContent = data.headline + (state.heads === data.own ? "" : `; here cut into ${now.H} heads of width ${now.D}`);
   $("why").textContent = step.why;
   $("code").textContent = step.code;
   $("key").textContent = state.step === 7 ? "More color means more weight; zero is the background."
@@ -436,7 +437,6 @@ function change(what) { Object.assign(state, what); now = compute(); render(); }
 $("mask").disabled = !hides;
 $("mask").title = hides ? "" : "this layer hides nothing: every word sees every word";
 for (const word of words) $("text").append(make("b", "", word), document.createTextNode(" "));
-$("headline").textContent = data.headline;
 for (const count of Object.keys(cuts)) {
   const button = make("button", "", count);
   button.type = "button";

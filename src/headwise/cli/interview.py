@@ -9,7 +9,7 @@ from headwise.cli.check import show as show_report
 from headwise.cli.console import can_ask, check_positive, paragraph, print_json
 from headwise.errors import OptionError, suggestion
 from headwise.learn.course.interview import QUESTIONS, Question, find_question, sizes
-from headwise.learn.course.points import Found
+from headwise.learn.course.points import Mention
 
 LEAVE = ("q", "quit", "exit")
 SIX_STEPS = "Six steps: project, split into heads, transpose, attend, concatenate, project."
@@ -58,7 +58,7 @@ class LeftError(Exception):
 def ask_all(asked: tuple[Question, ...], clock: float | None) -> int:
     """Ask in the terminal until time is up or the candidate leaves: each question, then its follow-ups."""
     print("Type ? for a hint and q to leave (or Ctrl-D).")
-    begun, score = time.monotonic(), Score()
+    begun, score = time.monotonic(), Tally()
     try:
         for question, is_follow_up in _in_order(asked):
             left = None if clock is None else clock - (time.monotonic() - begun) / 60
@@ -139,7 +139,7 @@ def _hint(question: Question) -> None:
         paragraph(f"· {point.name}", "  ")
 
 
-class Score:
+class Tally:
     """What was answered so far."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class Score:
     def sentence(self, minutes: float) -> str:
         """The whole interview in words.
 
-        >>> Score().sentence(0.2)
+        >>> Tally().sentence(0.2)
         'The interview took less than a minute.'
         """
         whole = round(minutes)
@@ -202,7 +202,7 @@ def _words_answered(question: Question, answer: str, *, as_json: bool) -> int:
     return 0 if is_complete else 1
 
 
-def _judged(name: str, point: Found) -> str:
+def _judged(name: str, point: Mention) -> str:
     """One point, as it was found."""
     if point.state == "wrong":
         return f"✗ You say: {point.words.strip().rstrip('.')}. The answer: {name}."

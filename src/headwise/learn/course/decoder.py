@@ -7,7 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.learn.course.exercise import CACHE_STEP, Call, Exercise, Part, Space, WrongPartError, close, needs, source
+from headwise.learn.course.exercise import (
+    CACHE_STEP,
+    ExampleCall,
+    Exercise,
+    Part,
+    Space,
+    WrongPartError,
+    close,
+    needs,
+    source,
+)
 
 TEXT = "fables.txt"
 PAIRS = 2.34  # nats per letter of a model that knows only how often each letter follows another, on the fables
@@ -120,7 +130,7 @@ CACHE = Exercise(
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, -1)), cache
     '''),
     judged="GroupedAttention",
-    call=Call((24, 6, 2), ((2, 5, 24),), (2, 5, 24), causal=True),
+    call=ExampleCall((24, 6, 2), ((2, 5, 24),), (2, 5, 24), causal=True),
     parts=(
         Part(
             "fewer key/value heads",

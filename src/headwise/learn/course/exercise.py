@@ -76,7 +76,7 @@ class Part:
         return (self.question, self.idea, f"The line is: {self.line}")[level - 1]
 
 
-class Call(NamedTuple):
+class ExampleCall(NamedTuple):
     """One call of a class: sizes for its constructor, shapes of its inputs and of its output, and if it is causal."""
 
     sizes: tuple[int, ...]
@@ -112,7 +112,7 @@ class Exercise:
     solution: str
     parts: tuple[Part, ...]
     judged: str | None = None
-    call: Call | None = None
+    call: ExampleCall | None = None
     ignores: tuple[str, ...] = ()
     seconds: float = 10.0
     more: str = ""
@@ -200,7 +200,7 @@ class Grade:
         return cls(tuple(PartResult(**result) for result in data["results"]), data["report"], data["note"])
 
 
-class TooLongError(WrongPartError):
+class PartTooLongError(WrongPartError):
     """A part did not end."""
 
 
@@ -217,7 +217,7 @@ def grade(
         exercise: what to grade.
         space: the names.
         progress: called with the name of every part before it is tried.
-        limited: makes a context that raises `TooLongError` after so many seconds. Later parts are then not tried.
+        limited: makes a context that raises `PartTooLongError` after so many seconds. Later parts are then not tried.
     """
     judge = _Judge(exercise, space, limited)
     results: list[PartResult] = []
@@ -226,7 +226,7 @@ def grade(
         progress(part.name)
         try:
             words = stopped or judge.words(part)
-        except TooLongError as failure:
+        except PartTooLongError as failure:
             words, stopped = str(failure), NOT_TRIED
         results.append(PartResult(part.name, not words, words))
     return Grade(tuple(results), "" if judge.report is None else str(judge.report))
@@ -259,7 +259,7 @@ class _Judge:
             with self.limited(self.exercise.seconds), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 test()
-        except TooLongError:
+        except PartTooLongError:
             raise
         except WrongPartError as failure:
             return str(failure), ""
@@ -339,8 +339,8 @@ def _causes(found: list[Finding]) -> list[Finding]:
     return [finding for finding in kept if finding.name != "unused-projection"] or kept
 
 
-def _as_documented(made: Callable[..., Any], call: Call) -> None:
-    """Call a class as its docstring says; the checker is content with any way to call it."""
+def _as_documented(made: Callable[..., Any], call: ExampleCall) -> None:
+    """ExampleCall a class as its docstring says; the checker is content with any way to call it."""
     layer = made(*call.sizes).eval()
     with torch.no_grad():
         found = layer(*(torch.randn(shape) for shape in call.inputs))
@@ -352,7 +352,7 @@ def _as_documented(made: Callable[..., Any], call: Call) -> None:
         _hides_later_tokens(layer, call)
 
 
-def _hides_later_tokens(layer: Callable[..., Any], call: Call) -> None:
+def _hides_later_tokens(layer: Callable[..., Any], call: ExampleCall) -> None:
     """Fail if an output changes with a later token. A mask that the caller must pass is another exercise."""
     x = torch.randn(call.inputs[0])
     changed = torch.cat([x[:, :-1], torch.randn_like(x[:, -1:])], 1)

@@ -2,7 +2,7 @@
 
 import torch
 
-from headwise.learn.course.exercise import Call, Exercise, Part, Space, WrongPartError, close, needs, source
+from headwise.learn.course.exercise import ExampleCall, Exercise, Part, Space, WrongPartError, close, needs, source
 
 B, T, H, D = 2, 5, 3, 7
 
@@ -54,7 +54,7 @@ LIST = Exercise(
                 return self.out(torch.cat([head(x) for head in self.heads], dim=-1))
     '''),
     judged="HeadList",
-    call=Call((12, 3), ((2, 5, 12),), (2, 5, 12), causal=True),
+    call=ExampleCall((12, 3), ((2, 5, 12),), (2, 5, 12), causal=True),
     parts=(
         Part(
             "the heads",
@@ -251,7 +251,7 @@ AT_ONCE = Exercise(
                 return self.out(merged)
     '''),
     judged="MultiHeadAttention",
-    call=Call((12, 3), ((2, 5, 12),), (2, 5, 12), causal=True),
+    call=ExampleCall((12, 3), ((2, 5, 12),), (2, 5, 12), causal=True),
     parts=_AT_ONCE,
     more="headwise.MultiHeadAttention is this layer at the speed of the fastest kernel: docs/layer.md.",
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from headwise.learn.course.exercise import Call, Exercise, Part, Space, WrongPartError, close, needs, source
+from headwise.learn.course.exercise import ExampleCall, Exercise, Part, Space, WrongPartError, close, needs, source
 
 LENGTHS = (4, 2, 5)
 
@@ -89,7 +89,7 @@ MASKS = Exercise(
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, E))
     '''),
     judged="MaskedAttention",
-    call=Call((12, 3), ((2, 5, 12),), (2, 5, 12)),
+    call=ExampleCall((12, 3), ((2, 5, 12),), (2, 5, 12)),
     parts=(
         Part(
             "the padding mask",
@@ -187,7 +187,7 @@ CROSS = Exercise(
                 return self.out((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
     '''),
     judged="CrossAttention",
-    call=Call((12, 3), ((2, 5, 12), (2, 7, 12)), (2, 5, 12)),
+    call=ExampleCall((12, 3), ((2, 5, 12), (2, 7, 12)), (2, 5, 12)),
     parts=(
         Part(
             "two lengths",
@@ -268,7 +268,7 @@ DROPOUT = Exercise(
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, E))
     '''),
     judged="DropoutAttention",
-    call=Call((12, 3), ((2, 5, 12),), (2, 5, 12)),
+    call=ExampleCall((12, 3), ((2, 5, 12),), (2, 5, 12)),
     parts=(
         Part(
             "the layer itself",

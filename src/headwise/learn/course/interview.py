@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable
 
 from headwise.learn.cost import Cost, answers, human
-from headwise.learn.course.points import POINTS, Found, Point
+from headwise.learn.course.points import POINTS, Mention, Point
 
 D_MODEL, HEADS, TOKENS = 512, 8, 1024
 
@@ -35,7 +35,7 @@ class Question:
     minutes: float = 2.0
     code: bool = False
 
-    def judge(self, answer: str) -> dict[str, Found]:
+    def judge(self, answer: str) -> dict[str, Mention]:
         """For each point, whether an answer makes it."""
         return {point.name: point.found_in(answer) for point in self.points}
 

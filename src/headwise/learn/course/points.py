@@ -11,7 +11,7 @@ SMALLEST_CLAIM = 1000  # smaller numbers are sizes and counts
 NOT = r"\b(not|never|no|isn't|don't|doesn't|instead of|rather than|without)\b"
 
 
-class Found(NamedTuple):
+class Mention(NamedTuple):
     """Whether an answer makes a point: "said", "rounded", "wrong" or "missing", and the words that decide it."""
 
     state: str
@@ -45,15 +45,17 @@ class Point:
     exact: bool = True
     parts: tuple[int, ...] = ()
 
-    def found_in(self, answer: str) -> Found:
+    def found_in(self, answer: str) -> Mention:
         """Whether an answer makes this point."""
         sentences = re.split(r"(?<=[.!?;])\s+|\n+", answer)
         for sentence in sentences:
             if self._said(sentence):
-                return Found("said", sentence)
+                return Mention("said", sentence)
         if self.total is not None:
             return self._claimed(sentences, self.total)
-        return next((Found("wrong", sentence) for sentence in sentences if self._denied(sentence)), Found("missing"))
+        return next(
+            (Mention("wrong", sentence) for sentence in sentences if self._denied(sentence)), Mention("missing")
+        )
 
     def _said(self, sentence: str) -> bool:
         found = expressions(sentence)
@@ -83,14 +85,14 @@ class Point:
         against = re.search(self.against, sentence, re.IGNORECASE)
         return against is not None and not re.search(NOT, sentence[: against.start()][-25:], re.IGNORECASE)
 
-    def _claimed(self, sentences: list[str], total: int) -> Found:
+    def _claimed(self, sentences: list[str], total: int) -> Mention:
         """The last number that is neither a size nor a step on the way is what the candidate takes for the total."""
         for sentence in reversed(sentences):
             for number in reversed([] if re.search(self.unless, sentence, re.IGNORECASE) else expressions(sentence)):
                 if self._is_claim(number):
                     is_near = number.equals(lambda T, E, H: total)
-                    return Found("rounded" if is_near else "wrong", number.text)
-        return Found("missing")
+                    return Mention("rounded" if is_near else "wrong", number.text)
+        return Mention("missing")
 
 
 def _computes(found: list[Expression], formula: Formula, sentence: str) -> bool:

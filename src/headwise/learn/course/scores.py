@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from headwise.learn.course.exercise import Call, Exercise, Part, Space, WrongPartError, close, needs, source
+from headwise.learn.course.exercise import ExampleCall, Exercise, Part, Space, WrongPartError, close, needs, source
 
 T, S, D, DV = 3, 5, 7, 2
 
@@ -142,7 +142,7 @@ ONE_HEAD = Exercise(
                 return scores.softmax(-1) @ value
     '''),
     judged="Head",
-    call=Call((13, 7), ((2, 5, 13),), (2, 5, 7)),
+    call=ExampleCall((13, 7), ((2, 5, 13),), (2, 5, 7)),
     ignores=("scale-missing",),
     parts=(
         Part(
@@ -233,7 +233,7 @@ SCALE = Exercise(
                 return scores.softmax(-1) @ value
     '''),
     judged="ScaledHead",
-    call=Call((13, 7), ((2, 5, 13),), (2, 5, 7)),
+    call=ExampleCall((13, 7), ((2, 5, 13),), (2, 5, 7)),
     parts=(
         Part(
             "the measurement",
@@ -324,7 +324,7 @@ MASK = Exercise(
                 return scores.softmax(-1) @ value
     '''),
     judged="CausalHead",
-    call=Call((13, 7), ((2, 5, 13),), (2, 5, 7), causal=True),
+    call=ExampleCall((13, 7), ((2, 5, 13),), (2, 5, 7), causal=True),
     parts=(
         Part(
             "the triangle",

@@ -20,8 +20,8 @@ from headwise.learn.course.exercise import (
     Exercise,
     Grade,
     PartResult,
+    PartTooLongError,
     Space,
-    TooLongError,
     grade,
     place,
 )
@@ -131,12 +131,12 @@ def grade_here(request: dict[str, Any], line: sandbox.Line) -> None:
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise `TooLongError`, with the line that was running, after so many seconds."""
+    """Raise `PartTooLongError`, with the line that was running, after so many seconds."""
     left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     except sandbox.TooLong as error:
-        raise TooLongError(f"still running after {seconds:g} s, an endless loop?{place(error)}") from None
+        raise PartTooLongError(f"still running after {seconds:g} s, an endless loop?{place(error)}") from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, left)
 
@@ -152,7 +152,7 @@ def names_in(path: Path) -> tuple[Space, str]:
     try:
         with limited(LOADING):
             spec.loader.exec_module(module)
-    except TooLongError as failure:
+    except PartTooLongError as failure:
         return vars(module), f"Your file does not end: {failure}."
     except SyntaxError as error:
         return {}, f"Your file is not Python yet: {error.msg} (line {error.lineno})."

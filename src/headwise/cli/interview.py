@@ -58,7 +58,7 @@ class LeftError(Exception):
 def ask_all(asked: tuple[Question, ...], clock: float | None) -> int:
     """Ask in the terminal until time is up or the candidate leaves: each question, then its follow-ups."""
     print("Type ? for a hint and q to leave (or Ctrl-D).")
-    begun, score = time.monotonic(), Tally()
+    begun, score = time.monotonic(), PointCount()
     try:
         for question, is_follow_up in _in_order(asked):
             left = None if clock is None else clock - (time.monotonic() - begun) / 60
@@ -139,7 +139,7 @@ def _hint(question: Question) -> None:
         paragraph(f"· {point.name}", "  ")
 
 
-class Tally:
+class PointCount:
     """What was answered so far."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class Tally:
     def sentence(self, minutes: float) -> str:
         """The whole interview in words.
 
-        >>> Tally().sentence(0.2)
+        >>> PointCount().sentence(0.2)
         'The interview took less than a minute.'
         """
         whole = round(minutes)

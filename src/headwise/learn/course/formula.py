@@ -71,7 +71,7 @@ class Expression:
         """What it computes for some sizes; NaN if that is not a number."""
         try:
             return _value(self.tree, sizes)
-        except (ArithmeticError, ValueError, KeyError):
+        except (ArithmeticError, TypeError, ValueError, KeyError):
             return float("nan")
 
     def summands(self) -> Iterator["Expression"]:
@@ -102,11 +102,13 @@ def _value(tree: ast.expr, sizes: Sizes) -> float:
     if isinstance(tree, ast.Name):
         return sizes[tree.id]
     if isinstance(tree, ast.UnaryOp):
-        return -_value(tree.operand, sizes)
-    assert isinstance(tree, ast.BinOp)  # noqa: S101 - it was made of these
+        value = _value(tree.operand, sizes)
+        return -value if isinstance(tree.op, ast.USub) else value
+    if not isinstance(tree, ast.BinOp):  # empty parentheses
+        raise TypeError(f"{ast.unparse(tree)} is not arithmetic")
     left, right = _value(tree.left, sizes), _value(tree.right, sizes)
     if isinstance(tree.op, ast.Pow):
-        return float("nan") if abs(right) > MOST_POWER else left**right
+        return float("nan") if abs(right) > MOST_POWER or left < 0 else left**right  # a root of it is complex
     return ARITHMETIC[type(tree.op)](left, right)
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from headwise import HeadCountError, MultiHeadAttention, ShapeError
+from headwise import HeadCountError, MultiHeadAttention, ShapeError, textbook
 from headwise.textbook import CausalHead, HeadsAtOnce, HeadsInAList
 
 D_IN, D_OUT, LENGTH, HEADS = 7, 15, 13, 3
@@ -87,3 +87,11 @@ def test_heads_of_two_shapes_make_no_list():
         HeadsInAList.from_heads(CausalHead(7, 5, 13, 0.0), CausalHead(7, 3, 13, 0.0))
     with pytest.raises(ShapeError, match="agree in shape, bias"):
         HeadsInAList.from_heads(CausalHead(7, 5, 13, 0.0), CausalHead(7, 5, 13, 0.0, qkv_bias=True))
+
+
+@pytest.mark.parametrize("form", [textbook.MultiHeadAttn, textbook.Homework, textbook.CausalAttention])
+def test_missing_arguments_are_named_with_the_class_that_was_called(form):
+    with pytest.raises(
+        TypeError, match=rf"{form.__name__}\(32, 4\): missing .*Expected {form.__name__}\(d_in, d_out, "
+    ):
+        form(32, 4)

@@ -42,7 +42,7 @@ step along an axis.
 ## The same on words
 
 `headwise steps "The quick brown fox"` runs one layer of the built-in model on real words. These are its attention
-weights after step 7, all heads side by side: a row is a word that looks, a column a word it looks at. Head 2 looks at
+weights after step 7, all heads side by side: a row is a token that looks, a column one it looks at. Head 2 looks at
 the previous token, and several heads attend mostly to the first one.
 
 ![The attention weights of eight heads on "The quick brown fox"](images/steps_words.svg)

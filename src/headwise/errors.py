@@ -79,6 +79,20 @@ def unknown_option(what: str, name: str, known: Iterable[str], elsewhere: Mappin
 # Untrusted text -----------------------------------------------------------------------------------------------------
 
 
+def suggestion(name: str, known: Iterable[str], listing: str = "") -> str:
+    """What to say after "no such name": the nearest known one, and where all of them are listed.
+
+    >>> suggestion("chek", ["check", "course"])
+    ' Did you mean check? Known: check, course.'
+    >>> suggestion("chek", ["check", "course"], "headwise --help")
+    ' Did you mean check? All of them: headwise --help.'
+    """
+    by_name = {known_name.lower(): known_name for known_name in known}
+    near = difflib.get_close_matches(name.lower(), by_name, 1) or [n for n in by_name if n.startswith(name.lower())]
+    guess = f" Did you mean {by_name[near[0]]}?" if near and name else ""
+    return guess + (f" All of them: {listing}." if listing else f" Known: {', '.join(by_name.values())}.")
+
+
 def printable(text: str, *, lines: bool = False) -> str:
     """A text from a file or a name, safe to print: characters that could steer a terminal are written as escapes.
 

@@ -122,3 +122,14 @@ def test_progress_is_shown_only_after_a_while(seconds, shown, monkeypatch):
 def test_module_runs_as_a_program():
     result = subprocess.run([sys.executable, "-m", "headwise", "--version"], capture_output=True, text=True, check=True)
     assert result.stdout.startswith("headwise 0.1.0, torch ")
+
+
+def test_a_mistyped_verb_gets_the_nearest_one(capsys):
+    assert main(["chek", "mine.py"]) == 2
+    assert "no verb is called 'chek'. Did you mean check? All of them: headwise --help." in capsys.readouterr().err
+
+
+def test_a_text_without_quotes_is_explained(capsys):
+    with pytest.raises(SystemExit):
+        main(["steps", "The", "quick", "brown", "fox"])
+    assert 'Put a text in quotes: "The quick brown fox".' in capsys.readouterr().err

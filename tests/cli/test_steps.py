@@ -112,7 +112,7 @@ def test_page_in_a_folder_that_is_not_there_is_refused(capsys, tmp_path):
         (["--heads", "3"], "d_model=8 cannot be cut into num_heads=3 equal heads"),
         (["--seq", "0"], "seq=0: expected a whole number from 1 up"),
         (["--batch", "-2"], "batch=-2: expected a whole number from 1 up"),
-        (["--form", "essay"], "no form is called 'essay'. Known: course"),
+        (["--form", "essay"], "no form is called 'essay'. All of them: headwise steps --forms"),
         (["--model", "gpt5"], "no model is called 'gpt5'. Did you mean gpt"),
         (["--model", "gpt2", "--heads", "3"], "--model gpt2 sets its own widths and form"),
         (["--model", "gpt2", "--form", "book"], "--model gpt2 sets its own widths and form"),

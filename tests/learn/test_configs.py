@@ -144,9 +144,10 @@ def test_no_two_models_share_a_name():
 @pytest.mark.parametrize(
     ("wrong", "right"), [("llama-3.1-8", "llama-3.1-8b"), ("gpt2-smal", "gpt2"), ("qwen", "qwen-3-0.6b")]
 )
-def test_unknown_model_is_refused_with_the_nearest_names_and_all(wrong, right):
+def test_unknown_model_is_refused_with_the_nearest_names_and_the_list(wrong, right):
     with pytest.raises(
-        OptionError, match=rf"no model is called '{wrong}'. Did you mean .*{right}.*\? Known: bert-base, "
+        OptionError,
+        match=rf"no model is called '{wrong}'. Did you mean .*{right}.*\? All of them: headwise cost --models",
     ):
         find(wrong)
 
@@ -167,5 +168,5 @@ def test_kind_is_named_by_key_value_heads(heads, kv, kind):
 
 
 def test_only_names_of_the_list_are_suggested():
-    with pytest.raises(OptionError, match=r"no model is called 'gpt9'. Did you mean gpt3 or gpt2\? Known: "):
+    with pytest.raises(OptionError, match=r"no model is called 'gpt9'. Did you mean gpt3 or gpt2\? All of them: "):
         find("gpt9")

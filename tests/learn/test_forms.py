@@ -45,6 +45,6 @@ def test_aliases_lead_to_their_form():
     assert forms.find("homework") is forms.FORMS["book"]
 
 
-def test_unknown_form_is_refused_with_all_names():
-    with pytest.raises(OptionError, match=r"no form is called 'essay'. Known: course, self, interview"):
+def test_unknown_form_is_refused_with_the_list():
+    with pytest.raises(OptionError, match=r"no form is called 'essay'. All of them: headwise steps --forms"):
         forms.find("essay")

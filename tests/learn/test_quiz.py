@@ -79,9 +79,11 @@ def test_the_way_through(tmp_path, capsys):
     assert main(arguments) == 0
     assert "exercise_01.py: one thing is wrong" in capsys.readouterr().out
     assert main([*arguments, "--hint"]) == 0
-    assert "Exercise 1, hint 1 of 3: Compute a sample alone, then together with others. " in capsys.readouterr().out
+    assert "Exercise 1, hint 1 of 3: Compute a sample alone, then together with others." in capsys.readouterr().out
     assert main(arguments) == 0
     assert "one thing is wrong" in capsys.readouterr().out, "nothing is given away before it was tried"
+    assert main([*arguments, "--report"]) == 1
+    assert "scores are scaled by the batch size" in capsys.readouterr().out, "the report is printed if it is asked for"
     (folder / "exercise_01.py").write_text(EXERCISES[0].source() + "\n# a try\n")
     assert main(arguments) == 1, "not repaired yet"
     shown = capsys.readouterr().out
@@ -92,10 +94,12 @@ def test_the_way_through(tmp_path, capsys):
     source = EXERCISES[0].source()
     (folder / "exercise_01.py").write_text(source.replace("sqrt(batch)", "sqrt(self.head_dim)").replace("=-1", "=-2"))
     assert main(arguments) == 1, "another mistake was made"
-    assert "the softmax runs over the wrong axis" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Not yet: now something else is wrong: the softmax runs over the wrong axis" in shown
+    assert "NEXT" not in shown, "the report is printed only if it is asked for"
     (folder / "exercise_01.py").write_text(pasted_for(EXERCISES[0]))
     assert main(arguments) == 1, "a right class that is not this one"
-    assert "it is not the one from the exercise: " in capsys.readouterr().out
+    assert "it is not the one from the exercise: " in " ".join(capsys.readouterr().out.split())
     assert main([*arguments, "--restore"]) == 0
     assert (folder / "exercise_01.py").read_text() == EXERCISES[0].source()
     capsys.readouterr()
@@ -104,7 +108,7 @@ def test_the_way_through(tmp_path, capsys):
     assert "Right. It was: " in capsys.readouterr().out
     assert (folder / "exercise_02.py").is_file()
     assert main([*arguments, "--skip"]) == 0
-    capsys.readouterr()
+    assert f"was: {MISTAKES[EXERCISES[1].mistake].title}" in " ".join(capsys.readouterr().out.split())
     assert main([*arguments, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["solved"] == [EXERCISES[0].mistake]

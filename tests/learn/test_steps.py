@@ -284,3 +284,13 @@ def test_layout_of_the_meta_device_is_that_of_real_memory():
 def test_head_split_shows_a_head_made_of_every_token_and_one_made_of_the_first():
     assert "Head 0 is [[0, 1, 2], [6, 7, 8]]" in head_split_text()
     assert "would read [[0, 1, 2], [3, 4, 5]]" in head_split_text()
+
+
+@pytest.mark.parametrize("name", forms.FORMS)
+def test_a_step_does_not_contradict_its_form(name):
+    form = forms.find(name)
+    steps = trace(Setting.of(form=form))
+    why = {step.number: step.why for step in steps}
+    assert (f"The form {name} fills with" in why[5]) == (form.answers.fill != "−inf")
+    assert (f"In the form {name} it {form.answers.blind_row}." in why[7]) == ("set to 0" not in form.answers.blind_row)
+    assert ("here they are mixed" in why[10]) == (form.projections[3] is not None)

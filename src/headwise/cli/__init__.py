@@ -7,14 +7,16 @@ import argparse
 import errno
 import importlib
 import os
+import shutil
 import sys
 import textwrap
 import warnings
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NoReturn
 
 from headwise.cli.console import HelpFormatter, print_anywhere
-from headwise.errors import HeadwiseError, printable
+from headwise.errors import HeadwiseError, printable, suggestion
 
 # Every verb and what it does. Its module is imported when it is asked for: most of them need torch.
 VERBS = {
@@ -42,12 +44,29 @@ EXAMPLES = """examples:
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what to do about a text that the shell has split into words."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with what is wrong."""
+        left = message.removeprefix("unrecognized arguments: ")
+        if left != message and not left.startswith("-"):
+            message += '\nPut a text in quotes: "The quick brown fox".'
+        super().error(message)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Exit status: 0 success, 1 the checked code is wrong, 2 wrong usage or failure."""
     print_anywhere()
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's; no verb needs NumPy
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = _parser(next((word for word in arguments if word in VERBS), None))
+    verb = next((word for word in arguments if word in VERBS), None)
+    typed = next((word for word in arguments if not word.startswith("-")), None)
+    if verb is None and typed is not None:
+        known = suggestion(typed, VERBS, "headwise --help")
+        print(_told(f"headwise: no verb is called {typed!r}.{known}"), file=sys.stderr)
+        return 2
+    parser = _parser(verb)
     options = parser.parse_args(arguments)
     if options.version:
         print(_version())
@@ -64,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130  # the shells' status for Ctrl-C
     except HeadwiseError as error:
-        print(printable(f"headwise {options.verb}: {error}", lines=True), file=sys.stderr)
+        print(_told(f"headwise {options.verb}: {error}"), file=sys.stderr)
         return 2
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT):
@@ -75,6 +94,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+def _told(message: str) -> str:
+    """A message for standard error, wrapped between words if that is a terminal."""
+    lines = printable(message, lines=True).splitlines()
+    if not sys.stderr.isatty():
+        return "\n".join(lines)
+    width = shutil.get_terminal_size((80, 24)).columns
+    filled = (textwrap.fill(line, width, break_on_hyphens=False, break_long_words=False) for line in lines)
+    return "\n".join(filled)
+
+
 def module_of(verb: str) -> ModuleType:
     """The module of a verb: its options, its examples, and `run`."""
     return importlib.import_module(f"headwise.cli.{verb}")
@@ -82,9 +111,9 @@ def module_of(verb: str) -> ModuleType:
 
 def _parser(asked: str | None) -> argparse.ArgumentParser:
     """The parser of the command, with the options of the one verb that is asked for."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="headwise",
-        description="Multi-head attention you can read, run and see. `headwise VERB --help` explains a verb.",
+        description="Multi-head attention you can read, run and see.\n`headwise VERB --help` explains a verb.",
         epilog=EXAMPLES,
         formatter_class=HelpFormatter,
     )

@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--form",
         choices=ASSIGNMENTS,
-        help="also judge the constructor, call, return values, names and mask of an assignment",
+        metavar="NAME",
+        help="also judge the constructor, call, return values, names and mask of an assignment: "
+        + ", ".join(ASSIGNMENTS),
     )
     asked.add_argument(
         "--against", metavar="FILE:CLASS", help="also compare with a reference: a class in another file, or in this one"

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -24,9 +25,11 @@ def rich(module: str) -> Any:
 
 
 def console() -> Any:
-    """A `rich.console.Console`. Without a terminal it prints plain text, 100 columns wide."""
+    """A `rich.console.Console`. Without a terminal it prints plain text, as wide as COLUMNS says, or 100 columns."""
     made = rich("console").Console(highlight=False)
-    return made if made.is_terminal else rich("console").Console(highlight=False, width=100)
+    if made.is_terminal or os.environ.get("COLUMNS", "").isdecimal():
+        return made
+    return rich("console").Console(highlight=False, width=100)
 
 
 def table(*columns: str, lines: bool = False, right: Iterable[str] = (), whole: Iterable[str] = ()) -> Any:
@@ -82,6 +85,19 @@ def say(text: str) -> None:
     """Print a line on standard error, in place of the current status."""
     status("")
     print(printable(text, lines=True), file=sys.stderr, flush=True)
+
+
+def paragraph(text: str, indent: str = "") -> None:
+    """Print a paragraph in at most 78 columns."""
+    filled = textwrap.fill(
+        printable(text),
+        78,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    print(filled)
 
 
 def can_ask() -> bool:

@@ -1,17 +1,13 @@
 """`headwise course`: exercises from dot products to a decoder, and the interview."""
 
 import argparse
-import json
 import sys
-import textwrap
-import time
 from pathlib import Path
 
 from headwise.cli import quiz
-from headwise.cli.console import add_json, can_ask, check_positive, late_status, print_json, write_file
-from headwise.errors import OptionError, printable
+from headwise.cli.console import add_json, late_status, paragraph, print_json, write_file
+from headwise.errors import OptionError
 from headwise.learn.course import EXERCISES, Exercise, Grade, card, find
-from headwise.learn.course.interview import QUESTIONS, Question, find_question, sizes
 from headwise.learn.course.notebooks import as_json, course_notebook
 from headwise.learn.course.page import course_page
 from headwise.learn.course.progress import Progress
@@ -28,9 +24,7 @@ EXAMPLES = """examples:
   headwise course --html course.html
   headwise course --notebook course.ipynb
 """
-WIDTH = 78
 NO_OPTIONS = {"skip": False, "restore": False}  # of the quiz, which has them as a verb of its own
-STATES = {"said": "✓", "perhaps": "?", "wrong": "✗", "missing": "·"}
 LEVELS = {1: "a question", 2: "the idea", 3: "the line"}
 
 
@@ -70,6 +64,8 @@ def run(options: argparse.Namespace) -> int:
         write_file("--html", options.html, course_page(EXERCISES), sys.stdout)
         return 0
     if options.interview is not None:
+        from headwise.cli.interview import interview
+
         return interview(options)
     if options.quiz:
         return quiz.run(argparse.Namespace(**vars(options) | {"folder": _quiz_folder(options), **NO_OPTIONS}))
@@ -97,21 +93,14 @@ def _current(progress: Progress) -> Exercise | None:
     return next((exercise for exercise in EXERCISES if progress.of(exercise).solved is None), None)
 
 
-def say(text: str, indent: str = "") -> None:
-    """Print a paragraph in at most 80 columns."""
-    print(
-        textwrap.fill(printable(text), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
-    )
-
-
 def introduced(space: Workspace, exercise: Exercise) -> int:
     """Print what the exercise is about and where its file is."""
     number = space.number(exercise)
     stars = "●" * exercise.difficulty + "○" * (5 - exercise.difficulty)
     print(f"{number}. {exercise.title}   {stars}   about {exercise.minutes} minutes\n")
-    say(exercise.idea)
+    paragraph(exercise.idea)
     print(f"\nWrite it in {space.path(exercise)}, then run: headwise course {number}")
-    say("Steps: " + "; ".join(part.name for part in exercise.parts) + ".")
+    paragraph("Steps: " + "; ".join(part.name for part in exercise.parts) + ".")
     return 0
 
 
@@ -142,8 +131,8 @@ def judged(progress: Progress, space: Workspace, exercise: Exercise, options: ar
 def show(found: Grade) -> None:
     """Print the grade: one sentence, then every step."""
     if found.note:
-        say(found.note)
-    say(found.sentence())
+        paragraph(found.note)
+    paragraph(found.sentence())
     for result in found.results:
         print(f"  {'✓' if result.right else '·'} {result.name}")
 
@@ -153,7 +142,11 @@ def hinted(progress: Progress, space: Workspace, exercise: Exercise) -> int:
     space.lay_out(exercise)
     part, level = progress.hint(exercise)
     print(f"{space.number(exercise)}. {exercise.title}, {part.name}: {LEVELS[level]} (hint {level} of 3)")
-    say(part.hint(level), "  ") if level < 3 else print(f"  {part.hint(level)}")
+    if level < len(LEVELS):
+        paragraph(part.hint(level), "  ")
+        return 0
+    print(f"  {part.hint(level)}")
+    print(f"There are no more hints for this step. After a try: headwise course {space.number(exercise)} --solution")
     return 0
 
 
@@ -185,111 +178,3 @@ def listed(progress: Progress, repaired: Quiz, *, as_json: bool) -> int:
     print(f"\nquiz  {len(repaired.solved)} of {len(FAULTY)} classes repaired: headwise course --quiz")
     print("Then: headwise course --interview")
     return 0
-
-
-# The interview ------------------------------------------------------------------------------------------------------
-
-
-def interview(options: argparse.Namespace) -> int:
-    """Ask the questions, or judge one answer."""
-    if options.clock is not None:
-        check_positive("--clock", options.clock)
-    asked = QUESTIONS if not options.interview else (_question(options.interview),)
-    if options.answer is not None:
-        if len(asked) > 1:
-            raise OptionError("--answer is for one question. Name it: --interview root --answer '...'.")
-        return answered(asked[0], options.answer, as_json=options.json)
-    if options.json or options.list or not can_ask():
-        return _print_questions(asked, as_json=options.json)
-    return ask_all(asked, options.clock)
-
-
-def _question(name: str) -> Question:
-    question = find_question(name)
-    if question is None:
-        raise OptionError(f"no question is called {name!r}. Known: {', '.join(q.name for q in QUESTIONS)}.")
-    return question
-
-
-def _print_questions(asked: tuple[Question, ...], *, as_json: bool) -> int:
-    if as_json:
-        cost = sizes()
-        print_json([{"name": q.name, "question": q.question, "answer": q.answer(cost)} for q in asked])
-        return 0
-    for question in asked:
-        say(f"{question.name}: {question.question} ({question.minutes:g} min)")
-    print("\nAnswer one: headwise course --interview NAME --answer 'words, or a file'.")
-    print("An empty answer, --answer '', shows the model answer.")
-    return 0
-
-
-def ask_all(asked: tuple[Question, ...], clock: float | None) -> int:
-    """Ask one question after the other in the terminal, until time is up."""
-    begun, made, count = time.monotonic(), 0, 0
-    for question in asked:
-        left = None if clock is None else clock - (time.monotonic() - begun) / 60
-        if left is not None and left <= 0:
-            print("\nThe time is over.")
-            break
-        print("\n" + (f"[{left:.0f} min left] " if left is not None else "") + f"({question.minutes:g} min)")
-        say(question.question)
-        answer = read_answer(question)
-        if answer is None:
-            break
-        if not question.code:
-            found = question.judge(answer).values()
-            made, count = made + sum(point.state == "said" for point in found), count + len(found)
-        answered(question, answer, as_json=False)
-    print(f"\nFound in your words: {made} of {count} points, in {(time.monotonic() - begun) / 60:.0f} minutes.")
-    return 0
-
-
-def read_answer(question: Question) -> str | None:
-    """The answer that is typed, up to an empty line; None at the end of the input."""
-    print("The path of your file:" if question.code else "Your answer, then an empty line:")
-    lines: list[str] = []
-    for line in sys.stdin:
-        if not line.strip():
-            return "\n".join(lines)
-        lines.append(line.rstrip("\n"))
-    return "\n".join(lines) if lines else None
-
-
-def answered(question: Question, answer: str, *, as_json: bool) -> int:
-    """Say which points an answer makes, then the model answer and the follow-ups. Exit 0 if all were found, else 1."""
-    if question.code and answer.strip():
-        return _code_answered(answer.strip(), as_json=as_json)
-    found, model = question.judge(answer), question.answer(sizes())
-    states = {state: [name for name, point in found.items() if point.state == state] for state in STATES}
-    if as_json:
-        print_json({"name": question.name, "answer": model, **states})
-        return 0 if len(states["said"]) == len(found) else 1
-    for name, point in found.items() if answer.strip() else ():
-        said = f" You wrote: {point.sentence}" if point.state in ("perhaps", "wrong") else ""
-        say(f"{STATES[point.state]} {name}.{said}", "  ")
-    if any(states[state] for state in ("perhaps", "missing")) and answer.strip():
-        print("  ✓ found in your words, ? perhaps, · not found. You are the judge: compare.")
-    if question.code:
-        print(f"Model answer:\n\n{model}")
-    else:
-        say(f"Model answer: {model}")
-    for name in question.follow_ups:
-        following = find_question(name)
-        if following is not None:
-            say(f"Follow-up ({name}): {following.question}")
-    return 0 if len(states["said"]) == len(found) else 1
-
-
-def _code_answered(answer: str, *, as_json: bool) -> int:
-    from headwise.check import check
-    from headwise.cli.check import show as show_report
-
-    path = Path(answer)
-    if not path.is_file():
-        raise OptionError(f"{answer}: this question is answered with a file of code; there is no such file.")
-    report = check(path, form="interview")
-    if as_json:
-        print(json.dumps(report.to_dict()))
-    else:
-        show_report(report)
-    return report.exit_code

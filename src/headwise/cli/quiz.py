@@ -1,12 +1,11 @@
 """`headwise quiz`: find the mistake."""
 
 import argparse
-import textwrap
 from pathlib import Path
 
-from headwise.check import MISTAKES, sandbox
+from headwise.check import MISTAKES, Report, sandbox
 from headwise.cli.check import show
-from headwise.cli.console import add_json, console, print_json
+from headwise.cli.console import add_json, console, paragraph, print_json
 from headwise.learn.quiz import EXERCISES, FaultyClass, Quiz
 
 EXAMPLES = """examples:
@@ -14,6 +13,9 @@ EXAMPLES = """examples:
   headwise quiz --hint
   headwise quiz --list
 """
+
+
+LAST_HINT = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +42,7 @@ def run(options: argparse.Namespace) -> int:
         return listed(quiz)
     if exercise is not None and options.skip:
         quiz.skip(exercise)
+        paragraph(f"Exercise {exercise.number}, line {exercise.lines()[0]}, was: {_told(exercise)}")
         exercise = quiz.current
     if exercise is None:
         print(f"All {len(EXERCISES)} exercises are done, {len(quiz.skipped)} of them skipped.")
@@ -48,12 +51,22 @@ def run(options: argparse.Namespace) -> int:
         return begun(quiz, exercise)
     if options.hint:
         level, words = quiz.hint(exercise)
-        print(textwrap.fill(f"Exercise {exercise.number}, hint {level} of 3: {words}", 78))
+        paragraph(f"Exercise {exercise.number}, hint {level} of 3: {words}")
+        if level == LAST_HINT:
+            paragraph(
+                "There are no more hints: headwise quiz --report names the mistake, headwise quiz --skip moves on."
+            )
         return 0
     if options.restore:
         quiz.restore(exercise)
         return begun(quiz, exercise)
-    return judged(quiz, exercise, whole=options.report) if quiz.touched(exercise) else begun(quiz, exercise)
+    if quiz.touched(exercise):
+        return judged(quiz, exercise, whole=options.report)
+    if options.report:
+        report = sandbox.run(exercise.path(quiz.folder))
+        show(report)
+        return int(report.exit_code)
+    return begun(quiz, exercise)
 
 
 def begun(quiz: Quiz, exercise: FaultyClass) -> int:
@@ -68,23 +81,40 @@ def judged(quiz: Quiz, exercise: FaultyClass, *, whole: bool) -> int:
     print(f"checking {exercise.path(quiz.folder)} ...")
     report = quiz.judge(exercise, sandbox.run)
     if report.exit_code != 0:
-        if whole or exercise.mistake not in {finding.name for finding in report.findings}:
-            show(report)  # another mistake than that of the exercise gives nothing away
+        if whole:
+            show(report)
         else:
-            print("Not yet: the mistake is still there. For help: headwise quiz --hint, or headwise quiz --report.")
+            paragraph(
+                f"Not yet: {_still(exercise, report)}. For help: headwise quiz --hint, or headwise quiz --report."
+            )
         return int(report.exit_code)
     replaced = quiz.replaced(exercise)
     if replaced is not None:
-        print(replaced)
+        paragraph(replaced)
         return 1
-    mistake = MISTAKES[exercise.mistake]
-    print(f"Right. It was: {mistake.title}. {mistake.why}")
+    paragraph(f"Right. It was: {_told(exercise)}")
     following = quiz.current
     if following is None:
         print("That was the last one.")
         return 0
     quiz.lay_out(following)
     return begun(quiz, following)
+
+
+def _told(exercise: FaultyClass) -> str:
+    mistake = MISTAKES[exercise.mistake]
+    return f"{mistake.title}. {mistake.why}"
+
+
+def _still(exercise: FaultyClass, report: Report) -> str:
+    """What is wrong after a try, without naming the mistake of the exercise."""
+    others = [finding for finding in report.wrong if finding.name != exercise.mistake]
+    if len(others) < len(report.wrong):
+        return "the mistake is still there"
+    if not others:
+        return "the checker cannot judge this class any more"
+    where = "" if others[0].line is None else f" ({others[0].place})"
+    return f"now something else is wrong: {others[0].title}{where}"
 
 
 def listed(quiz: Quiz) -> int:

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--causal", action=argparse.BooleanOptionalAction, help="hide later tokens (default: as in the form)"
     )
-    parser.add_argument("--form", metavar="NAME", help=f"form of the code: {', '.join(forms.FORMS)} (default: course)")
+    parser.add_argument("--form", metavar="NAME", help=f"form of the code: {_form_names()} (default: course)")
     parser.add_argument("--forms", action="store_true", help="list the forms and how they differ, then exit")
     parser.add_argument(
         "--model",
@@ -50,6 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_mutually_exclusive_group()
     add_json(output)
     output.add_argument("--html", metavar="FILE", type=Path, help="write a self-contained page instead")
+
+
+def _form_names() -> str:
+    return ", ".join(" or ".join((form.name, *form.aliases)) for form in forms.FORMS.values())
 
 
 def run(options: argparse.Namespace) -> int:

@@ -350,4 +350,4 @@ def find(name: str) -> Config:
     close = [by_name[known].name for known in difflib.get_close_matches(wanted, by_name, n=3, cutoff=0.5)]
     near = list(dict.fromkeys([*close, *(known for known in CONFIGS if wanted and wanted in known)]))
     guess = f" Did you mean {' or '.join(near[:4])}?" if near else ""
-    raise OptionError(f"no model is called {name!r}.{guess} Known: {', '.join(CONFIGS)}.")
+    raise OptionError(f"no model is called {name!r}.{guess} All of them: headwise cost --models.")

@@ -17,6 +17,7 @@ from headwise.shapes import check_size
 SOFTMAX_OPERATIONS = 5  # per score: compare for the maximum, subtract, exp, add, divide
 DECIMAL = dict(enumerate(["n", "µ", "m", "", "k", "M", "G", "T", "P", "E"], start=-3))
 BINARY = dict(enumerate(["", "Ki", "Mi", "Gi", "Ti", "Pi"]))
+NUMBERS = {4: "float32", 2: "bfloat16", 1: "float8"}
 LSE_BYTES = 4  # a fused kernel keeps one float32 per row for the backward pass
 
 
@@ -393,7 +394,7 @@ def _complexity(cost: Cost) -> Answer:
 
 
 def _grouped(cost: Cost) -> Answer:
-    kinds = alternatives(cost)
+    kinds, numbers = alternatives(cost), NUMBERS.get(cost.item_bytes, f"numbers of {cost.item_bytes} bytes")
     most = kinds[0]
     parts = []
     for c in kinds:
@@ -403,8 +404,8 @@ def _grouped(cost: Cost) -> Answer:
         parts.append(f"{c.kind} with {c.num_kv_heads}: {cache}, parameters {share:.0%}")
     return Answer(
         "How do grouped-query and multi-query attention compare?",
-        f"{'; '.join(parts)}. Scores and weighted values cost the same in all of them: every query head still scores "
-        "every key.",
+        f"In {numbers}, {'; '.join(parts)}. Scores and weighted values cost the same in all of them: every query head "
+        "still scores every key.",
     )
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
-from headwise.errors import OptionError
+from headwise.errors import OptionError, suggestion
 
 
 class Answers(NamedTuple):
@@ -135,5 +135,5 @@ def find(name: str) -> Form:
     """
     by_name = {known: form for form in FORMS.values() for known in (form.name, *form.aliases)}
     if name not in by_name:
-        raise OptionError(f"no form is called {name!r}. Known: {', '.join(by_name)}.")
+        raise OptionError(f"no form is called {name!r}.{suggestion(name, by_name, 'headwise steps --forms')}")
     return by_name[name]

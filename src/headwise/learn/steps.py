@@ -29,6 +29,7 @@ Projections = tuple[reference.Linear, reference.Linear, reference.Linear, refere
 
 SIX = "in six steps: project (1), split (2), transpose (3), attention (4 to 8), concat (9), project (10)"
 SHORT = {"query": "q", "key": "k", "value": "v"}
+UNMIXED = "This form has no output projection: the heads stay side by side and are never mixed."
 FITS = 8  # the most rows and columns of numbers that are shown
 MOST_NUMBERS = 2**26  # above this, only shapes are traced, on the meta device
 COPIES = ("aten.clone", "aten._to_copy", "aten.copy_")
@@ -269,8 +270,9 @@ def explain_steps(
         num_heads: query heads.
         num_kv_heads: key/value heads; `num_heads` by default.
         visible: True where a query may attend, (T, S) or with leading axes; everywhere by default.
-        form: the form to explain; "course" by default.
+        form: the form to explain, where it differs from the reference; None for the names of "course" only.
     """
+    own = {} if form is None else _own_answers(form)
     form = FORMS["course"] if form is None else form
     query, key, value = inputs.values() if len(inputs) == 3 else list(inputs.values()) * 3
     made: list[reference.Step] = []
@@ -281,19 +283,27 @@ def explain_steps(
     group = num_heads // (num_heads if num_kv_heads is None else num_kv_heads)
     does = operations(form, group, hides=visible is not None, crosses=query.shape[1] != key.shape[1])
     D = made[2].tensors["query"].shape[-1]
-    here = {6: f" Here √{D} = {math.sqrt(D):.4g}."}
+    reasons = sentences() | ({} if projections[3] is not None else {10: UNMIXED})
+    here = {6: f" Here √{D} = {math.sqrt(D):.4g}."} | own
     if visible is None:
-        here[5] = " Here nothing is hidden."
-    if projections[3] is None:
-        here[10] = " This form has no such projection."
+        here[5] = here.get(5, "") + " Here nothing is hidden."
     result = []
     latest: dict[str, Tensor] = {}
     for step in made:
-        why = sentences()[step.number] + here.get(step.number, "")
+        why = reasons[step.number] + here.get(step.number, "")
         before = {name: latest[name] for name in READS.get(step.number, ())} or inputs
         latest |= step.tensors
         result.append(Explained(step.number, step.name, does[step.number], why, before, step.tensors))
     return result
+
+
+def _own_answers(form: Form) -> dict[int, str]:
+    """What a form does otherwise than the reference where the reason of a step says what the reference does."""
+    fill, blind_row = form.answers.fill, form.answers.blind_row
+    return {
+        5: "" if fill == "−inf" else f" The form {form.name} fills with {fill} all the same.",
+        7: "" if blind_row.endswith("set to 0") else f" In the form {form.name} it {blind_row}.",
+    }
 
 
 def trace(setting: Setting, seed: int = 0) -> list[Explained]:
@@ -304,8 +314,9 @@ def trace(setting: Setting, seed: int = 0) -> list[Explained]:
     """
     inputs, projections = setting.tensors(seed)
     T, S, w = setting.seq, setting.keys, setting.widths
+    form = setting.form if setting.config is None else None
     visible = causal_mask().to_tensor(T, S, device=torch.device(setting.device)) if setting.causal else None
-    return explain_steps(inputs, projections, w.num_heads, w.num_kv_heads, visible=visible, form=setting.form)
+    return explain_steps(inputs, projections, w.num_heads, w.num_kv_heads, visible=visible, form=form)
 
 
 def layer_projections(layer: MultiHeadAttention, dtype: torch.dtype | None = None) -> Projections:

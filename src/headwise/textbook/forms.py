@@ -13,12 +13,13 @@ the fused layer with its weights, and `from_layer` goes back.
 """
 
 import copy
+import inspect
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import OptionError, ShapeError
+from headwise.errors import OptionError, ShapeError, UnknownOptionError
 from headwise.layer import MultiHeadAttention
 from headwise.textbook.ladder import CausalHead, HeadsAtOnce, width_of_one_head
 
@@ -31,6 +32,12 @@ class Convertible(nn.Module):
     num_heads: int
     _returns_weights = False
     _layers: tuple[str, ...] = ("W_q", "W_k", "W_v", "W_o")  # what the document calls the projections
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Check the arguments here: Python would name the class that `__init__` is inherited from."""
+        if args or kwargs:  # a copy is made without
+            _check_arguments(cls, args, kwargs)
+        return super().__new__(cls)
 
     @classmethod
     def _like(cls, layer: MultiHeadAttention, **sizes: Any) -> Self:
@@ -72,6 +79,18 @@ class Convertible(nn.Module):
                     linear.bias.data.copy_(torch.zeros(()) if bias is None else bias[rows])
         _check_equal(cls, form.to_layer(), layer)
         return form.train(layer.training)
+
+
+def _check_arguments(cls: type[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    expected = inspect.signature(cls.__init__)
+    try:
+        expected.bind(None, *args, **kwargs)
+    except TypeError as error:
+        names = [name if p.default is p.empty else f"{name}={p.default}" for name, p in expected.parameters.items()]
+        given = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
+        raise UnknownOptionError(
+            f"{cls.__name__}({given}): {error}. Expected {cls.__name__}({', '.join(names[1:])})."
+        ) from None
 
 
 def _check_equal(form: type[Convertible], able: MultiHeadAttention, layer: MultiHeadAttention) -> None:

@@ -180,6 +180,6 @@ def checked_length(x: Tensor, mask: Tensor) -> int:
     T = x.shape[1]
     if len(mask) < T:
         raise ShapeError(
-            f"x has {T} tokens and context_length is {len(mask)}. Build this rung with context_length={T} or more."
+            f"x has {T} tokens and context_length is {len(mask)}. Construct the module with context_length={T} or more."
         )
     return T

@@ -35,7 +35,7 @@ def test_the_ladder_alone_measures_three_rungs_and_no_peer(tmp_path, capsys, mon
     file = str(tmp_path / "ladder.json")
     assert main([*SMALL, "--ladder", "--out", file]) == 0
     first = capsys.readouterr().out
-    assert "why the class is faster" in first
+    assert "the ladder: forward" in first
     assert "headwise, T=7" in first
     assert "nn.MHA" not in first
     assert main(["bench", "--from", file]) == 0

@@ -42,7 +42,10 @@ def test_tables_have_a_row_for_each_candidate_and_a_column_for_each_length(resul
     assert memory.head == ["", "T=5", "T=7", "grows"]
     assert [row[0] for row in time.rows] == ["headwise", "nn.MHA", "nn.MHA with weights"]
     assert [row[0] for row in ladder.rows][-1] == "headwise, 3 heads"
-    assert ladder.title.endswith(", T=5")
+    assert ladder.title.startswith(
+        "the ladder: forward, then forward+backward, T=5; measured here: textbook class took "
+    )
+    assert ladder.title.endswith(" times as long as textbook list (forward+backward, 3 heads, T=5)")
     assert len(looks) == 4
     for table in (time, memory, ladder, *looks):
         assert {len(row) for row in table.rows} == {len(table.head)}

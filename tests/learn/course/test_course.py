@@ -101,6 +101,31 @@ def test_a_typical_mistake_is_found_in_its_own_part(name, right, wrong, part, wo
     assert all(earlier), "credit for what is right"
 
 
+def test_a_class_that_waits_for_a_mask_is_not_causal(tmp_path):
+    exercise = find("all-heads-at-once")
+    waits = exercise.solution.replace("x: Tensor)", "x: Tensor, mask: Tensor | None = None)").replace(
+        "weights = scores.masked_fill(future, -math.inf).softmax(-1)",
+        "weights = (scores if mask is None else scores.masked_fill(mask == 0, -math.inf)).softmax(-1)",
+    )
+    found = grade(
+        exercise,
+        names_in(waits.replace("return self.out(merged)", "return self.out(merged), weights"), tmp_path / "a.py"),
+    )
+    assert [result.name for result in found.results if not result.right] == ["the mask"]
+    assert "come in exercise 8" in found.next.words
+
+
+def test_the_piece_of_a_part_that_is_not_written_is_named(tmp_path):
+    exercise = find("list-of-heads")
+    half = exercise.solution.replace(
+        "return scores.masked_fill(future, -math.inf).softmax(-1) @ value", "raise NotImplementedError"
+    )
+    found = grade(exercise, names_in(half, tmp_path / "a.py"))
+    assert "not written yet" in found.next.words
+    assert "the softmax" in found.next.words
+    assert "the scores" not in found.next.words
+
+
 def test_every_step_of_every_exercise_has_a_typical_mistake_among_the_tests():
     steps = {(exercise.name, part.name) for exercise in EXERCISES for part in exercise.parts}
     assert {(name, part) for name, _, _, part, _ in WRONG} == steps
@@ -233,7 +258,10 @@ def test_comparison_shows_where_two_answers_differ():
     exercise = find("split-and-merge")
     told = compared(exercise, STYLES["split-and-merge"])
     assert told.startswith("Your answer has 4 lines of code and the model answer 7.")
-    assert "+    return heads.transpose(1, 2).contiguous().view(B, T, H * D)" in told
+    assert "\n    return heads.transpose(1, 2).contiguous().view(B, T, H * D)" in told
+    assert "They have little in common. The model answer:" in told
+    near = exercise.solution.replace("x.view(B, T, num_heads", "x.reshape(B, T, num_heads")
+    assert "-    return x.reshape(B, T, num_heads, E // num_heads).transpose(1, 2)" in compared(exercise, near)
     assert compared(exercise, "def f(:").startswith("your file is not Python yet (line 1")
     assert code_of('"""Doc."""\n\n# a comment\nx = 1\n') == ["x = 1"]
 
@@ -258,7 +286,13 @@ def test_the_quiz_is_part_of_the_course(tmp_path, capsys):
 
 def test_unknown_exercises_and_questions_are_named(capsys):
     assert main(["course", "sofmax"]) == 2
-    assert "no exercise is called 'sofmax'. Known: 1 to 14, or dot-products" in capsys.readouterr().err
+    assert "no exercise is called 'sofmax'. All of them: headwise course --list." in capsys.readouterr().err
+    for typed, meant in (("split", "split-and-merge"), ("All heads at onc", "all-heads-at-once"), ("msak", "mask")):
+        assert main(["course", typed]) == 2
+        assert f"Did you mean {meant}?" in capsys.readouterr().err
+    assert find("All heads at once").name == "all-heads-at-once"
+    assert main(["course", "15"]) == 2
+    assert "They are numbered 1 to 14." in capsys.readouterr().err
     assert main(["course", "--interview", "salary"]) == 2
     assert "no question is called 'salary'. Known: code, several-heads" in capsys.readouterr().err
 

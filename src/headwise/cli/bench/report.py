@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from headwise.cli.bench.measurement import is_doubtful
 from headwise.cli.bench.peers import OURS
+from headwise.cli.bench.sweep import RUNGS
 from headwise.cli.bench.weights import TITLES
 from headwise.cli.console import write_file
 from headwise.errors import OptionError, need
@@ -128,8 +129,19 @@ def ladder(rows: list[dict[str, Any]]) -> Table:
             cells += [_time(row), digits(row["MiB"]), str(row["launches"])]
         made.append(cells)
     shared = [*map(_heads, counts if len(counts) == 1 else ()), *map(_tokens, lengths if len(lengths) == 1 else ())]
-    title = f"why the class is faster: {', then '.join(modes)}"
-    return Table(", ".join([title, *shared]), ["", *["ms", "MiB", "launches"] * len(modes)], made)
+    title = ", ".join([f"the ladder: {', then '.join(modes)}", *shared])
+    return Table(f"{title}{_compared(rows)}", ["", *["ms", "MiB", "launches"] * len(modes)], made)
+
+
+def _compared(rows: list[dict[str, Any]]) -> str:
+    """What this run measured: how long all heads at once took, compared with the list of heads, in the last mode."""
+    last = rows[-1]
+    ms = {r["name"]: r["ms"] for r in rows if all(r[key] == last[key] for key in ("tokens", "heads", "mode"))}
+    listed, at_once = (ms.get(name, 0.0) for name in RUNGS[:2])
+    if not listed:
+        return ""
+    where = f"{last['mode']}, {_heads(last['heads'])}, {_tokens(last['tokens'])}"
+    return f"; measured here: {RUNGS[1]} took {at_once / listed:.2f} times as long as {RUNGS[0]} ({where})"
 
 
 def digits(n: float) -> str:

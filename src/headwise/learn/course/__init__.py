@@ -4,7 +4,7 @@ The exercises are in `scores`, `heads`, `inputs`, `decoder` and `gpt`; `grading`
 learner's files, `progress` remembers, `interview` asks questions, `notebooks` and `page` write the exercises elsewhere.
 """
 
-from headwise.errors import OptionError
+from headwise.errors import OptionError, suggestion
 from headwise.learn.course.card import card, structure
 from headwise.learn.course.decoder import EXERCISES as DECODER
 from headwise.learn.course.exercise import Exercise, Part
@@ -32,14 +32,19 @@ __all__ = [
 
 
 def find(name: str) -> Exercise:
-    """The exercise with this name or number.
+    """The exercise with this name, number or title.
 
     >>> find("mask").title, find("4").title
     ('The mask', 'The mask')
     """
-    by_name = {exercise.name: exercise for exercise in EXERCISES}
-    by_name |= {str(number): exercise for number, exercise in enumerate(EXERCISES, 1)}
-    if name.lstrip("0") not in by_name:
-        known = ", ".join(exercise.name for exercise in EXERCISES)
-        raise OptionError(f"no exercise is called {name!r}. Known: 1 to {len(EXERCISES)}, or {known}.")
-    return by_name[name.lstrip("0")]
+    by_name = {str(number): exercise for number, exercise in enumerate(EXERCISES, 1)}
+    by_name |= {exercise.title.lower(): exercise for exercise in EXERCISES}
+    by_name |= {exercise.name: exercise for exercise in EXERCISES}
+    wanted = name.strip().lower().lstrip("0")
+    if wanted not in by_name:
+        names = [exercise.name for exercise in EXERCISES]
+        numbers = f" They are numbered 1 to {len(EXERCISES)}." if name.isdecimal() else ""
+        raise OptionError(
+            f"no exercise is called {name!r}.{numbers}{suggestion(name, names, 'headwise course --list')}"
+        )
+    return by_name[wanted]

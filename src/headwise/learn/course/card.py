@@ -39,6 +39,7 @@ CHECKLIST = (
     ("the output has the shape of the input", "headwise check your.py"),
     ("why scale, why mask, why several heads", "headwise course --interview"),
 )
+SHOWN = 3  # heads in the diagram; of more, the first two and the last
 COMMON = ("split-view", "contiguous", "scale-d_model", "no-out-proj", "mask-after-softmax", "softmax-axis")
 
 
@@ -84,15 +85,26 @@ def card(d_model: int = 768, num_heads: int = 12) -> str:
 def structure(d_model: int = 512, num_heads: int = 8) -> str:
     """The structure as a diagram: every head a small attention of its own, then concat and one projection."""
     D = d_model // num_heads
-    heads = [f"head {i}: W_q W_k W_v, attention" for i in (0, 1, num_heads - 1)]
-    return "\n".join(
-        [
-            f"       ┌─ {heads[0]:<33}─┐",
-            f"  x ───┼─ {heads[1]:<33}─┼─ concat ─── W_o ─── output",
-            f"       └─ {heads[2]:<33}─┘",
-            f"  (B, T, {d_model})   (B, T, {D}) from each head      (B, T, {d_model})   (B, T, {d_model})",
-        ]
-    )
+    numbers = [*range(num_heads)] if num_heads <= SHOWN else [0, 1, None, num_heads - 1]
+    last, joint = len(numbers) - 1, min(1, len(numbers) // 3)
+    lines = []
+    for i, number in enumerate(numbers):
+        head = "…" if number is None else f"head {number}: W_q W_k W_v, attention"
+        left, right = _corners(i, last, is_joint=i == joint)
+        start, end = ("  x ───", "─ concat ─── W_o ─── output") if i == joint else ("       ", "")
+        dash = " " if number is None else "─"
+        lines.append(f"{start}{left}{dash} {head:<33}{dash}{right}{end}")
+    sizes = f"  (B, T, {d_model})   (B, T, {D}) from each head      (B, T, {d_model})   (B, T, {d_model})"
+    return "\n".join([*lines, sizes])
+
+
+def _corners(i: int, last: int, *, is_joint: bool) -> tuple[str, str]:
+    if is_joint:
+        corner = "─" if last == 0 else "┬" if i == 0 else "┼"
+        return corner, corner
+    if i in (0, last):
+        return ("┌", "┐") if i == 0 else ("└", "┘")
+    return "│", "│"
 
 
 def _wrapped(question: str, answer: str) -> list[str]:

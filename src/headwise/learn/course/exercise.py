@@ -43,11 +43,12 @@ class Part:
 
 
 class DocumentedCall(NamedTuple):
-    """One call of a class: sizes for its constructor, shapes of its inputs and of its output."""
+    """One call of a class: sizes for its constructor, shapes of its inputs and of its output, and if it is causal."""
 
     sizes: tuple[int, ...]
     inputs: tuple[tuple[int, ...], ...]
     output: tuple[int, ...]
+    causal: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,6 +26,11 @@ CHECK_SECONDS = 20.0  # for the checker, which takes two
 INSTALLED = (str(Path(headwise.__file__).parent), str(Path(torch.__file__).parent), os.__file__[:-5], "<frozen")
 UNWRITTEN = "it is not written yet"
 NOT_REACHED = "not reached, because an earlier step fails"
+SEES_LATER = "a token sees later ones"
+PIECES = {
+    1: "the projections", 2: "the split", 3: "the transpose", 4: "the scores", 5: "the mask", 6: "the scale",
+    7: "the softmax", 8: "the weighted values", 9: "the merge", 10: "the output projection", CACHE_STEP: "the cache",
+}  # fmt: skip
 RESIDUAL = "the input is added to the output (residual)"
 ROLES = ("wrong-role", "no-qkv-proj", "one-projection")  # made where q, k and v are made, or where they are used
 NOT_TRIED = "not tried, because the step before did not end"
@@ -180,7 +185,8 @@ class _Judge:
             words.setdefault(self._owner(_step(finding), finding.text, finding.name), _words(finding))
         if not found and call is not None and report.verdict != "unfinished":
             said, text = self._tried(functools.partial(_as_documented, self.space[name], call))
-            words |= {self._owner(0, text, "crashes"): said} if said else {}
+            step = STEPS["causal"] if said.startswith(SEES_LATER) else 0
+            words |= {self._owner(step, text, "crashes"): said} if said else {}
         if not words and RESIDUAL in report.variants:
             words[self._asked[-1].name] = f"{RESIDUAL}; exercise 12 does that, around the layer"
         return report, words
@@ -206,13 +212,24 @@ class _Judge:
             return f"there is no class {self.exercise.judged}"
         if report.verdict == "unfinished":
             done = {int(step.partition(" ")[0]) for step in report.done}
-            return "" if part.steps and set(part.steps) <= done else UNWRITTEN
+            return _unwritten(part, done)
         if part.name in words:
             return words[part.name]
         if report.verdict == "unknown":
             return "; ".join(report.doubts) or "the checker does not understand this class"
         crashed = [p for p in self._asked if words.get(p.name, "").startswith(("it raises", "the call gives"))]
         return NOT_REACHED if crashed and self._asked.index(part) > self._asked.index(crashed[0]) else ""
+
+
+def _unwritten(part: Part, done: set[int]) -> str:
+    """Which steps of a part are not written yet, or nothing."""
+    left = [step for step in part.steps if step not in done]
+    if part.steps and not left:
+        return ""
+    if len(left) == len(part.steps):
+        return UNWRITTEN
+    verb = "is" if len(left) == 1 else "are"
+    return f"{' and '.join(PIECES[step] for step in left)} {verb} not written yet"
 
 
 def _causes(found: list[Finding]) -> list[Finding]:
@@ -223,7 +240,7 @@ def _causes(found: list[Finding]) -> list[Finding]:
 
 
 def _as_documented(made: Callable[..., Any], call: DocumentedCall) -> None:
-    """DocumentedCall a class as its docstring says; the checker is content with any way to call it."""
+    """Call a class as its docstring says; the checker is content with any way to call it."""
     layer = made(*call.sizes).eval()
     with torch.no_grad():
         found = layer(*(torch.randn(shape) for shape in call.inputs))
@@ -231,6 +248,22 @@ def _as_documented(made: Callable[..., Any], call: DocumentedCall) -> None:
     if tuple(output.shape) != call.output:
         given = ", ".join(map(str, call.inputs))
         raise WrongPartError(f"the call gives shape {tuple(output.shape)} for {given}; expected {call.output}")
+    if call.causal:
+        _hides_later_tokens(layer, call)
+
+
+def _hides_later_tokens(layer: Callable[..., Any], call: DocumentedCall) -> None:
+    """Fail if an output changes with a later token. A mask that the caller must pass is another exercise."""
+    x = torch.randn(call.inputs[0])
+    changed = torch.cat([x[:, :-1], torch.randn_like(x[:, -1:])], 1)
+    with torch.no_grad():
+        found = [layer(given) for given in (x, changed)]
+    before, after = (output[0] if isinstance(output, tuple) else output for output in found)
+    if not torch.allclose(before[:, :-1], after[:, :-1], atol=1e-5):
+        raise WrongPartError(
+            f"{SEES_LATER}: called with x alone, its earlier outputs change with the last token. Make the causal mask "
+            "in forward; masks that the caller passes come in exercise 8"
+        )
 
 
 def _text(error: BaseException) -> str:

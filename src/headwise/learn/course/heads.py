@@ -49,7 +49,7 @@ LIST = Exercise(
                 return self.out(torch.cat([head(x) for head in self.heads], dim=-1))
     '''),
     judged="HeadList",
-    call=DocumentedCall((12, 3), ((2, 5, 12),), (2, 5, 12)),
+    call=DocumentedCall((12, 3), ((2, 5, 12),), (2, 5, 12), causal=True),
     parts=(
         Part(
             "the heads",
@@ -165,17 +165,24 @@ _AT_ONCE = (
     ),
     Part(
         "the split",
-        "Do you use your split_heads from exercise 6?",
+        "All heads are side by side in the last axis. Where must the head axis be for one product per head?",
         "Cut the last axis into (num_heads, d_head), then move the heads beside the batch.",
         "query = self.query(x).view(B, T, H, D).transpose(1, 2)",
         steps=(2, 3),
     ),
     Part(
-        "scores, scale and mask",
-        "Which lines of exercise 4 still work if there is one more axis?",
-        "All of them: @, masked_fill and softmax work on the last two axes. The scale uses the width of a head.",
+        "scores and scale",
+        "Which two axes does the product work on, and what do the axes before them do?",
+        "It works on the last two axes and gives (T, T) for every sample and head. The scale uses the width of a head.",
         "scores = query @ key.transpose(-2, -1) / math.sqrt(D)",
-        steps=(4, 5, 6),
+        steps=(4, 6),
+    ),
+    Part(
+        "the mask",
+        "What may the first token see, and which scores must not count?",
+        "Scores above the diagonal belong to later tokens. They become -inf before the softmax, in every head.",
+        "weights = scores.masked_fill(future, -math.inf).softmax(-1)",
+        steps=(5,),
     ),
     Part(
         "softmax and values",
@@ -186,7 +193,7 @@ _AT_ONCE = (
     ),
     Part(
         "the merge",
-        "Do you use your merge_heads from exercise 6?",
+        "In which order are the axes now, and which two must be adjacent to become one?",
         "Transpose back, then flatten the last two axes.",
         "merged = heads.transpose(1, 2).contiguous().view(B, T, H * D)",
         steps=(9,),
@@ -235,7 +242,7 @@ AT_ONCE = Exercise(
                 return self.out(merged)
     '''),
     judged="MultiHeadAttention",
-    call=DocumentedCall((12, 3), ((2, 5, 12),), (2, 5, 12)),
+    call=DocumentedCall((12, 3), ((2, 5, 12),), (2, 5, 12), causal=True),
     parts=_AT_ONCE,
     more="headwise.MultiHeadAttention is this layer at the speed of the fastest kernel: docs/layer.md.",
 )

@@ -1,7 +1,7 @@
 """Interview questions: an answer in code or in words, the points it makes, a model answer with numbers, follow-ups.
 
 Numbers come from `headwise.learn.Cost`, for the sizes that interviewers like: 512 wide, 8 heads. Code is judged by the
-checker and numbers exactly; words are compared with `points`, which can only say what they found.
+checker, and arithmetic by what it computes; words are compared with `points`, which can only say what they found.
 """
 
 import dataclasses
@@ -41,8 +41,8 @@ class Question:
 
 
 def sizes() -> Cost:
-    """The layer that the numbers are for, with biases, in float32."""
-    return Cost.of(D_MODEL, HEADS, seq=TOKENS, bias=True, item_bytes=4)
+    """The layer that the numbers are for, with biases, in bfloat16 as in `headwise cost`."""
+    return Cost.of(D_MODEL, HEADS, seq=TOKENS, bias=True)
 
 
 def _from_cost(place: int) -> Callable[[Cost], str]:
@@ -74,15 +74,15 @@ def _flops(cost: Cost) -> str:
     projections, scores = cost.matmul_split()
     return (
         f"The four projections take 8·T·E² = {human(projections)} operations, the scores and the weighted values "
-        f"4·T²·E = {human(scores)}, at T = {cost.seq} and E = {cost.d_model}, counting a multiply-add as two. From T = "
-        f"2·E = {cost.crossover:.0f} tokens on, the T² part is the larger one."
+        f"4·T²·E = {human(scores)}, counting a multiply-add as two: together {cost.flops:,}, or {human(cost.flops)}. "
+        f"From T = 2·E = {cost.crossover:.0f} tokens on, the T² part is the larger one."
     )
 
 
 def _memory(cost: Cost) -> str:
     return (
         f"The weights of all heads are H·T² = {cost.num_heads * cost.seq**2:,} numbers, "
-        f"{human(cost.matrix_bytes.value, 'B', binary=True)} in float32, and training keeps them for the backward "
+        f"{human(cost.matrix_bytes.value, 'B', binary=True)} in bfloat16, and training keeps them for the backward "
         f"pass. A fused kernel computes them in tiles and keeps one number per row instead: O(T), not O(T²)."
     )
 
@@ -101,7 +101,8 @@ def _cache(cost: Cost) -> str:
     whole = human(cost.kv_cache.value, "B", binary=True)
     return (
         f"Keys and values of past tokens never change, because the mask is causal; queries of the past are never "
-        f"needed again. So keep 2·Hkv·D numbers per token and layer, here {token}, {whole} for {cost.seq} tokens. A "
+        f"needed again. So keep 2·Hkv·D numbers per token and layer, here {token} in "
+        f"bfloat16, {whole} for {cost.seq} tokens. A "
         f"new token then costs O(T) instead of O(T²), and reading the cache from memory becomes what limits the speed."
     )
 
@@ -125,7 +126,7 @@ QUESTIONS = (
     ),
     Question(
         "complexity",
-        "What is the computational complexity?",
+        "What is the computational complexity of multi-head attention, in the length T and the width E?",
         _from_cost(1),
         POINTS["complexity"],
         ("flops", "memory"),
@@ -147,14 +148,16 @@ QUESTIONS = (
     ),
     Question(
         "flops",
-        f"How many operations is one forward pass over {TOKENS} tokens?",
+        f"How many operations does one forward pass of MultiHeadAttention({D_MODEL}, {HEADS}) over {TOKENS} tokens "
+        "take, in its matrix products?",
         _flops,
         POINTS["flops"],
         ("complexity", "memory"),
     ),
     Question(
         "memory",
-        "How much memory do the attention weights take, and what does a fused kernel do about it?",
+        f"How much memory do the attention weights of {HEADS} heads over {TOKENS} tokens take, and what does a fused "
+        "kernel do about it?",
         _memory,
         POINTS["memory"],
         ("cache",),
@@ -168,7 +171,7 @@ QUESTIONS = (
     ),
     Question(
         "cache",
-        "What is the key/value cache, and what does it cost?",
+        f"What is the key/value cache, and what does it cost? (MultiHeadAttention({D_MODEL}, {HEADS}) in bfloat16)",
         _cache,
         POINTS["cache"],
         ("grouped",),

@@ -4,34 +4,46 @@ import dataclasses
 import re
 from typing import NamedTuple
 
+from headwise.learn.course.formula import FEWEST_DIGITS, Expression, Formula, expressions
+
+ROUNDED = 5  # digits of a number that says less than the exact one
+SMALLEST_CLAIM = 1000  # smaller numbers are sizes and counts
+NOT = r"\b(not|never|no|isn't|don't|doesn't|instead of|rather than|without)\b"
+
 
 class PointFound(NamedTuple):
-    """Whether an answer makes a point: "said", "perhaps", "wrong" or "missing", and the sentence that decides it."""
+    """Whether an answer makes a point: "said", "rounded", "wrong" or "missing", and the words that decide it."""
 
     state: str
-    sentence: str = ""
+    words: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
     """Something that a good answer says.
 
-    Patterns cannot understand a sentence, so they only call a point said if one sentence has all its ideas; a sentence
-    that merely touches it is shown to the candidate, who decides.
+    Patterns cannot understand a sentence. A point is called said only if one sentence has all its ideas, or arithmetic
+    that computes it, and wrong only if a number or the named opposite is certain; everything else is missing.
 
     Args:
         name: what it is.
         ideas: regular expressions that one sentence must all match.
-        topic: a regular expression of the words that touch it.
         unless: words that turn it around.
-        number: the number that it is about; a number is judged exactly.
+        against: words that are certainly its opposite, unless they are negated.
+        formulas: arithmetic that says it, in numbers or letters.
+        total: the number that the whole question is about, which must be in the answer as a number.
+        exact: whether the total must have all its digits.
+        parts: numbers that belong to the way to the total.
     """
 
     name: str
-    ideas: tuple[str, ...]
-    topic: str
+    ideas: tuple[str, ...] = ()
     unless: str = r"(?!)"
-    number: int | None = None
+    against: str = r"(?!)"
+    formulas: tuple[Formula, ...] = ()
+    total: int | None = None
+    exact: bool = True
+    parts: tuple[int, ...] = ()
 
     def found_in(self, answer: str) -> PointFound:
         """Whether an answer makes this point."""
@@ -39,131 +51,207 @@ class Point:
         for sentence in sentences:
             if self._said(sentence):
                 return PointFound("said", sentence)
-        if self.number is not None and _numbers(answer):
-            return PointFound("wrong", next(sentence for sentence in reversed(sentences) if _numbers(sentence)))
-        for pattern in (self.unless, self.topic):
-            for sentence in sentences:
-                if re.search(pattern, sentence, re.IGNORECASE):
-                    return PointFound("perhaps", sentence)
-        return PointFound("missing")
+        if self.total is not None:
+            return self._claimed(sentences, self.total)
+        return next(
+            (PointFound("wrong", sentence) for sentence in sentences if self._denied(sentence)), PointFound("missing")
+        )
 
     def _said(self, sentence: str) -> bool:
-        if self.number is not None:
-            return self.number in _numbers(sentence)
-        if re.search(self.unless, sentence, re.IGNORECASE):
+        found = expressions(sentence)
+        if self.total is not None:
+            return self._says_total(sentence, self.total)
+        if any(_computes(found, formula, sentence) for formula in self.formulas):
+            return True
+        if not self.ideas or re.search(self.unless, sentence, re.IGNORECASE) or self._denied(sentence):
             return False
         return all(re.search(idea, sentence, re.IGNORECASE) for idea in self.ideas)
 
+    def _says_total(self, sentence: str, total: int) -> bool:
+        """Whether the last claim of a chain of equations is the total: a right formula with a wrong result is not."""
+        chain = [[number for number in expressions(link) if self._is_claim(number)] for link in sentence.split("=")]
+        last = next((claims for claims in reversed(chain) if claims), [])
+        return any(self._is_total(number, total) for number in last)
 
-def _numbers(sentence: str) -> set[int]:
-    """The whole numbers from 1,000 on, however their digits are grouped; "1.05 M" is none.
+    def _is_claim(self, number: Expression) -> bool:
+        return not number.letters and number.value({}) >= SMALLEST_CLAIM and number.value({}) not in self.parts
 
-    >>> sorted(_numbers("4 * 512 + 1,048,576 = 1 050 624, or 1.05 million"))
-    [1048576, 1050624]
-    """
-    found = re.findall(r"(?<![\d.])\d{1,3}(?:[,_ ]\d{3})+(?!\d)|(?<![\d.])\d{4,}(?!\d)", sentence)
-    return {int(re.sub(r"\D", "", text)) for text in found}
+    def _is_total(self, number: Expression, total: int) -> bool:
+        if number.letters or not number.equals(lambda T, E, H: total):
+            return False
+        return number.digits > ROUNDED if self.exact else number.digits >= FEWEST_DIGITS
 
+    def _denied(self, sentence: str) -> bool:
+        against = re.search(self.against, sentence, re.IGNORECASE)
+        return against is not None and not re.search(NOT, sentence[: against.start()][-25:], re.IGNORECASE)
+
+    def _claimed(self, sentences: list[str], total: int) -> PointFound:
+        """The last number that is neither a size nor a step on the way is what the candidate takes for the total."""
+        for sentence in reversed(sentences):
+            for number in reversed([] if re.search(self.unless, sentence, re.IGNORECASE) else expressions(sentence)):
+                if self._is_claim(number):
+                    is_near = number.equals(lambda T, E, H: total)
+                    return PointFound("rounded" if is_near else "wrong", number.text)
+        return PointFound("missing")
+
+
+def _computes(found: list[Expression], formula: Formula, sentence: str) -> bool:
+    """Whether arithmetic computes a formula: in one piece, as a summand, twice the half, or a quarter for each."""
+    pieces = [piece for whole in found if not whole.is_number for piece in whole.summands()]
+
+    def count(share: int) -> int:
+        return sum(piece.equals(lambda T, E, H: formula(T, E, H) / share) for piece in pieces)
+
+    is_each = re.search(r"\b(each|every|four|4|per)\b", sentence, re.IGNORECASE)
+    return count(1) > 0 or count(2) > 1 or (is_each is not None and count(4) > 0)
+
+
+def projections(T: float, E: float, H: float) -> float:
+    """The operations of the four projections; a multiply-add counts as two."""
+    return 8 * T * E * E
+
+
+def attention(T: float, E: float, H: float) -> float:
+    """The operations of the scores and the weighted values."""
+    return 4 * T * T * E
+
+
+def all_operations(T: float, E: float, H: float) -> float:
+    """The operations of one forward pass."""
+    return projections(T, E, H) + attention(T, E, H)
+
+
+def matrices(T: float, E: float, H: float) -> float:
+    """The weights of the four projections."""
+    return 4 * E * E
+
+
+def biases(T: float, E: float, H: float) -> float:
+    """Their biases."""
+    return 4 * E
+
+
+def parameters(T: float, E: float, H: float) -> float:
+    """The weights and the biases."""
+    return matrices(T, E, H) + biases(T, E, H)
+
+
+def weights(T: float, E: float, H: float) -> float:
+    """The attention weights of all heads."""
+    return H * T * T
+
+
+SQUARE = r"( ?(\^|\*\*) ?2|²| squared)"
+LENGTH = r"(sequence|seq(_?len)?|length|tokens?|context|\bn\b|\bT\b|\bL\b)"
+MORE = r"((eight|8|h|n|\d+|many|several) times|twice|h-fold|\dx) (as many|as much|more|the|larger)"
 
 POINTS = {
     "several-heads": (
         Point(
             "each head has weights of its own, so a token attends in several ways at once",
             (
-                r"head|distribution|specialist",
+                r"heads?\b|distribution|specialist",
                 r"\b(own|different(ly)?|separate|distinct|several|multiple|many|eight|8|each|instead of)\b",
-                r"weights|matri|projection|pattern|thing|relation|subspace|distribution|\bways\b|aspect|of them",
+                r"weights|matri|projection|pattern|thing|relation|subspace|distribution|\bways\b|aspect|of them|"
+                r"place|position|simultaneous|at once|at the same time|speciali[sz]e",
             ),
-            r"head|pattern|relation|parallel",
-            unless=r"\bshare|same (set|pattern|weights)|times the|rank",
+            unless=r"\bshare|same (set|pattern|attention|weights)|times the param|faster|narrow",
+            against=r"(all|every) heads? \w+ (the )?same",
         ),
         Point(
             "the cost is the same: parameters and operations do not grow",
             (
-                r"\bsame\b|no (extra|more|additional)|nothing (extra|more)|unchanged|equal|as (many|much)|"
-                r"constant|not (grow|increase|change)|free",
-                r"cost|param|flop|comput|operation|budget",
+                r"\bsame\b|no (extra|more|additional)|nothing (extra|more)|unchanged|equal|identical|"
+                r"as (many|much)|constant|(not|n't) (grow|increase|change)|free",
+                r"cost|param|flop|comput|operation|budget|\bpay\b",
             ),
-            r"cost|param|flop|comput|operation",
             unless=r"times the|times as|grows with|pay for",
+            against=MORE + r"|(cost|param\w*|comput\w*) (grows?|increases?) with|more heads (are|is|cost|need|mean) "
+            r"(slower|more)",
         ),
         Point(
             "the price: every head works in fewer dimensions",
             (
                 r"head|each|dimension|width|scores",
-                r"narrow|\brank|small|fewer dim|low(er)?[- ]dim|subspace|thin|less (width|room|capacity)|"
-                r"64[- ]dim|bottleneck",
+                r"narrow|\brank\b|small|fewer dim|low(er)?[- ](dim|rank)|subspace|\bthin|less (width|room|capacity)|"
+                r"64[- ]dim|(only|just) (64|d_model ?/)|bottleneck|less expressive",
             ),
-            r"dimension|downside|price|trade|width|wide",
             unless=r"no (downside|price|drawback)|\bfull\b|always better",
+            against=r"heads? (\w+ ){1,3}(the |in the )?(full|whole|entire|larger) (\d+ )?(dim|width|512)",
         ),
     ),
     "complexity": (
         Point(
             "the scores are quadratic in the length",
             (
-                r"quadratic|quadruple|T ?(\^|\*\*) ?2|T²|n ?(\^|\*\*) ?2|n²|L ?(\^|\*\*) ?2|L²|seq\w*( ?(\^|"
-                r"\*\*) ?2|²)|square|four times|every (other )?(token|pair|key)",
-                r".",
+                r"quadratic|quadruple|\b[TnLNS]" + SQUARE + r"|O\([TnLNS](²|\^2)|seq\w*" + SQUARE + "|"
+                r"squared? (of|in|with)? ?(the )?(sequence|length|context|number of tokens)|four times|"
+                r"every (other )?(token|pair|key)",
             ),
-            r"length|linear|token|context|\bn\b|\bT\b",
-            unless=r"\bnot quadratic|width|d_model squared",
+            unless=r"\bnot quadratic|width|d_model squared|always",
+            against=r"linear(ly)? (in|with) (the )?(\w+ )?" + LENGTH + r"|O\( ?[TnLN] ?\)|O\([TnLN] ?(\^ ?3|³)|"
+            r"cubic|\b[TnLN] log|O\(1\)",
         ),
         Point(
             "the projections are quadratic in the width",
             (
-                r"project|linear layer|matri|W_|weights",
-                r"E²|d²|[dE] ?(\^|\*\*) ?2|d_model ?(\^2|²|\*\*2|squared)|width squared|"
+                r"project|linear layer|matri|W_|weights|O\(",
+                r"(?<![A-Za-z])[TnLN]? ?[·*]? ?[dE]" + SQUARE + r"|d_model" + SQUARE + r"|width" + SQUARE + "|"
                 r"squared?( of)?( the)? (width|dimension|d_model)|quadratic in (the )?(width|d|E|dim)",
             ),
-            r"project|width|d_model|linear layer",
+            against=r"project\w* \w+ (linear in (the )?(model )?(width|d\b|d_model|dim)|free|O\([nT](\^2|²)\))",
         ),
         Point(
             "which of the two dominates depends on the length",
             (
                 r"domina|\bwins?\b|larger|equal|cross|outweigh|overtake|bigger|matters more|takes over",
-                r"short|long|beyond|depends|until|above|below|whether|equal at|tokens|from .* on",
+                r"short|long|beyond|depends|until|above|below|whether|equal at|tokens|from .* on|"
+                r"\b(once|if|when|for|at)\b.*[<>=≥≤]",
             ),
-            r"domina|larger|longer|length",
             unless=r"\balways\b",
+            against=r"always",
         ),
     ),
     "grouped": (
         Point(
             "several query heads share a key/value head",
             (
-                r"quer",
-                r"\bshare|fewer|only \d+ (kv|key)|reuse|serv|same (keys|k\b|kv|key)|common|one key",
+                r"quer|\bq heads",
+                r"quer\w*( heads?)?( \w+){0,4} (share|reuse|use the same)|shared?( \w+){0,4} (by|across|among|between)"
+                r"|(fewer|one|single|less|only \d+|common|same|two|\d+) (\w+ ){0,2}(kv|k/v|keys?|k\b|k and v|shared)|"
+                r"serv|same (keys|k\b|kv|key)|share (a|one|the same|keys|k)\b|use one k",
             ),
-            r"share|group|GQA|fewer",
-            unless=r"quer\w+ (are|is) shared|shared quer|tokens together|own keys",
+            unless=r"quer\w+ (are|is) shared|shared quer|share (a|one|the same) quer|tokens together|own keys|"
+            r"fewer quer|own (key|kv)",
+            against=r"fewer query heads|quer\w* head has (its|their) own (key|kv|k/v)|"
+            r"keys? (heads? )?share (a|one) quer",
         ),
         Point(
             "the cache shrinks",
             (
                 r"cache|stor|keys and values|memory|bandwidth",
-                r"small|shrink|less|fewer|reduc|down|divid|cut|lower|save|1/\d|\d\d?%|quarter|half",
+                r"small|shrink|less|fewer|reduc|down|divid|cut|lower|save|1/\d|\d\d?%|quarter|half|times less",
             ),
-            r"cache|memory|stor|bandwidth",
             unless=r"large|not change|grow|unchanged|same (cache|memory)",
+            against=r"cache (\w+ )?(gets|is|becomes|grows) (bigger|larger)|"
+            r"cache (stays|remains) (the )?(same|unchanged)",
         ),
         Point(
             "the scores cost the same",
             (
                 r"score|qk|flop|comput|arithmetic",
-                r"\bsame\b|unchanged|not (change|reduce|save|fewer)|still|equal|as (many|much)",
+                r"\bsame\b|identical|unchanged|unaffected|not (change|reduce|save|fewer)|still|equal|as (many|much)",
             ),
-            r"score|flop|comput|cost",
-            unless=r"cheaper|reduc\w+ the comp|linear",
+            unless=r"cheaper|reduc\w+ the comp|linear|(key|value|quer)\w* (are|is) still",
+            against=r"scores? (\w+ ){1,2}cheaper|(reduces?|fewer|less|saves?) (the )?(score|attention)? ?"
+            r"(scores?|comput\w*|flops)\b",
         ),
         Point(
             "with one key/value head it is multi-query attention",
-            (
-                r"multi-?query|MQA",
-                r"\bone\b|single|\b1\b|extreme",
-            ),
-            r"multi-?query|MQA|one (key|kv)",
+            (r"multi-?query|MQA", r"\bone\b|single|\b1\b|extreme"),
             unless=r"many more|ordinary|multi-head attention",
+            against=r"(multi-?query|MQA)( attention)? (has|uses|is) (many|several|more)|"
+            r"(one|single) (key|kv|k/v)\S* head \w+ \w+ (ordinary|standard|multi-?head)",
         ),
     ),
     "parameters": (
@@ -171,148 +259,158 @@ POINTS = {
             "four matrices of d_model × d_model",
             (
                 r"\bfour\b|\b4\b|W_?q\b.*W_?k\b.*W_?v\b.*W_?o\b|Q, K, V,? and (O|out)",
-                r"matri|512|d_model|weights|project|linear|E",
+                r"matri|512 ?(x|×|by|\*|\^|²)|d_model|weights|project|linear",
             ),
-            r"matri|project|linear",
+            unless=r"\bbias",
+            against=r"\b(three|3|five|5|two|2) (weight )?(matri|project|linear)",
+            formulas=(matrices, parameters),
         ),
         Point(
             "and four biases",
-            (
-                r"bias",
-                r"\bfour\b|\b4\b|each|plus|add|2,?048|512|and",
-            ),
-            r"bias",
-            unless=r"\bno bias|without bias|not param|ignor",
+            (r"bias", r"\bfour\b|\b4\b|each|2,?048|with (the )?bias|plus|add"),
+            unless=r"\bno bias|without bias|not param|ignor|\b(one|two|three|a single) bias",
+            against=r"no bias|\b(one|two|three|a single) bias",
+            formulas=(biases, parameters),
         ),
-        Point("together 1,050,624", (), r"\d[\d,._]{3,}|million|1\.05|\bM\b", number=1_050_624),
+        Point(
+            "together 1,050,624",
+            unless=r"weights|matri|bias(es)? (are|is|add)",
+            total=1_050_624,
+            parts=(262_144, 262_656, 2_048, 1_024),
+        ),
         Point(
             "the number of heads does not change it",
             (
-                r"head",
+                r"heads?\b|\bh\b",
                 r"not (depend|change|matter|affect)|n't (depend|change|matter|affect)|regardless|independent|"
-                r"\bsame\b|irrelevant|only (a )?reshap|whatever",
+                r"\bsame\b|irrelevant|no (influence|effect)|only (a )?reshap|whatever",
             ),
-            r"head",
             unless=r"multiply by|more param|eight times|times 8",
+            against=r"multipl\w+ (\w+ )?by (the )?(\d+|number of|eight) ?heads|times (8|eight) heads|"
+            r"more heads (mean|have|need|give) more",
         ),
     ),
     "flops": (
-        Point(
-            "the projections: 8·T·E²",
-            (
-                r"project|linear|matri",
-                r"8 ?[·*x]? ?T ?[·*x]? ?E ?(²|\^2|\*\*2)|8 ?n ?d|2 ?[·*x]? ?T ?[·*x]? ?E ?(²|\^2|\*\*2)|"
-                r"[TnL] ?[·*x]? ?[Ed]\w* ?(²|\^2|\*\*2|squared)",
-            ),
-            r"project|linear layer",
-        ),
+        Point("the projections: 8·T·E²", formulas=(projections, all_operations)),
         Point(
             "the scores and weighted values: 4·T²·E",
             (
-                r"score|QK|attention|weighted|values",
-                r"T ?(²|\^2|\*\*2)|n ?(²|\^2|\*\*2)|T ?[·*x] ?T|quadratic|L²",
+                r"score|QK|attention",
+                r"2 ?[·*×]? ?T ?[·*×]? ?T ?[·*×]? ?D|two T ?× ?T ?× ?D|(twice|two|both).*T²·?D",
+                r"per head|each head|every head|all heads|H heads",
             ),
-            r"score|QK|attention|weights",
+            formulas=(attention, all_operations),
+        ),
+        Point(
+            "together 4,294,967,296, or 4.29 G",
+            unless=r"project\w* (take|need|cost|are)|scores? (take|need|cost|are)",
+            total=4_294_967_296,
+            exact=False,
+            parts=(2_147_483_648, 1_073_741_824, 536_870_912, 262_144, 1_048_576, 1_024),
         ),
         Point(
             "a multiply-add counts as two",
             (
-                r"multiply-?add|multiplication|MAC|FMA|mul|multiply",
-                r"\btwo\b|\b2\b|twice|double|addition",
+                r"multiply|multiplication|\bMACs?\b|\bFMAs?\b|\bmul\b",
+                r"\btwo\b|\b2\b|twice|double|separately|multiplication and (one |an )?addition",
             ),
-            r"multiply|addition|factor 2|MAC|FMA",
-            unless=r"\bone operation|as one|ignore|single",
+            unless=r"\bone operation|as one|ignore|single|\b1 flop",
+            against=r"(multiply-?add|MAC|FMA)s? (counts? as|is|as) (one|1|a single)|\b(1|one) flop per (MAC|multiply)|"
+            r"ignore (the )?addition",
+            formulas=(projections, attention, all_operations),  # their factors count both
         ),
     ),
     "memory": (
         Point(
             "T² numbers for every head",
             (
-                r"T ?(²|\^2|\*\*2)|n ?(²|\^2|\*\*2)|T ?[×x·*] ?T|n ?[×x·*] ?n|quadratic|1024 ?[×x·*] ?1024|"
-                r"square|seq\w* ?[×x·*] ?seq",
+                r"\b[TnLS]"
+                + SQUARE
+                + r"|\b[TnL] ?([×x·*]|by) ?[TnL]\b|quadratic|1024 ?([×x·*]|by) ?1024|seq\w*"
+                + SQUARE
+                + r"|square matri|seq\w* ?([×x·*]|by) ?seq",
             ),
-            r"number|matrix|length|memory|\bT\b|float",
             unless=r"O\(T\), not|d_model squared",
+            formulas=(weights,),
         ),
         Point(
             "training keeps them for the backward pass",
-            (
-                r"backward|gradient|train|autograd",
-                r"keep|kept|sav|stor|need|hold|remember",
-            ),
-            r"backward|gradient|train|autograd",
-            unless=r"thrown|not need|inference only|discard",
+            (r"backward|backprop|gradient|train|autograd", r"keep|kept|sav|stor|need|hold|remember|stay"),
+            unless=r"thrown|not need|needs? (no|nothing)|inference only|discard|not (store|keep|save)",
+            against=r"training needs no|needs nothing|(not|n't) (stored?|kept|saved?|needed) (for|in) (the )?back",
         ),
         Point(
             "a fused kernel works in tiles and never stores them",
             (
-                r"tile|block|chunk|online|recomput|piece",
-                r"kernel|flash|never|without|instead|not (store|material)|fused|only|O\(T\)|O\(n\)|SRAM|softmax",
+                r"tile|block|chunk|online|recomput|piece|never|not (store|material|writ)|without (stor|material|writ)",
+                r"kernel|flash|fused|only|O\(T\)|O\(n\)|SRAM|softmax|matri|materiali",
             ),
-            r"kernel|flash|fused",
-            unless=r"compress|disk|stores the matrix",
+            unless=r"compress|disk|stores the (whole |full )?matrix|skips",
+            against=r"(flash|kernel)\w*( attention)? (stores|keeps|approximates|skips|compresses)",
         ),
     ),
     "root": (
         Point(
             "a dot product of d terms spreads like √d",
             (
-                r"varian|standard dev|spread|magnitude|size|large|grow|increas|bigger",
+                r"varian|\bvar\b|standard dev|\bstd\b|spread|magnitude|size|large|grow|increas|bigger",
                 r"dot product|score|sum|product|logit|q\W",
-                r"\bd\b|dim|√|root|width|terms|d_k|\bD\b",
+                r"\bd\b|dim|√|root|width|terms|d_k|\bD\b|sqrt",
             ),
-            r"dot product|score|varian|magnitude",
-            unless=r"smaller|sum to one",
+            unless=r"smaller|sum to one|varian\w* (is |of )?(1\b(?! has)|one\b(?! has)|d squared|d²|d\^2)",
+            against=r"varian\w+ (of the (dot )?product )?(is|has|=|of) ?(1\b(?! has)|one\b|d squared|d²|d\^2)\W*$|"
+            r"dot product has variance (1|one)",
         ),
         Point(
             "large scores saturate the softmax",
             (
                 r"saturat|one-?hot|extreme|peaked|spiky|sharp|almost 1|nearly 1|close to 1|winner|"
-                r"all the (mass|weight)|single (key|token)|dominates?",
+                r"all the (mass|weight)|single (key|token)|dominates?|collaps|argmax",
             ),
-            r"softmax|weight",
             unless=r"uniform|negative",
+            against=r"softmax (\w+ ){1,3}(uniform|flat|linear)",
         ),
         Point(
             "then the gradients vanish",
             (
-                r"gradient|derivative|learning|training|signal",
-                r"vanish|tiny|small|\bzero\b|\b0\b|stall|disappear|die|stop|flat|slow",
+                r"gradient|derivative|learning|training|signal|backprop",
+                r"vanish|tiny|small|\bzero\b|\b0\b|stall|disappear|\bdies?\b|stops?|flat|slow|(almost|nearly) no",
             ),
-            r"gradient|derivative|learn",
-            unless=r"not affect|explod|no effect",
+            unless=r"not affect|explod|no effect|larg|bigger",
+            against=r"gradients? (\w+ )?(explode|larger|bigger|grow)",
         ),
         Point(
             "d is the width of a head",
             (
                 r"head|d_k|\bper head",
                 r"head[_ -]?(dim|size|width)|(dim\w*|width|size) of (a|one|each|the) (single )?head|d_k|"
-                r"divided|per head|d_model ?/|64",
+                r"divided|per head|per-head|d_model ?/|64",
             ),
-            r"head|d_model|width|dim",
             unless=r"number of tokens|is d_model,|√512|sqrt\(512\)|d_model, so",
+            against=r"\bd (is|=|means) (the )?(d_model(?! ?/)|(embedding|model|hidden) (dim|width|size)|512|"
+            r"(sequence )?length|number of)|√512|sqrt\(512\)",
         ),
     ),
     "cache": (
         Point(
             "keys and values of the past are kept, because they never change",
             (
-                r"key|\bK\b|\bKV?\b",
-                r"value|\bV\b|\bKV\b",
+                r"\bkeys?\b|\bKV?\b",
+                r"\bvalues?\b|\bV\b|\bKV\b",
                 r"keep|kept|stor|reus|sav|cach|remember|never change|stay the same",
             ),
-            r"stor|keep|cach|past|previous",
             unless=r"stor\w+ the quer|generated text",
+            against=r"(caches?|stores?|keeps?|saves?) (the )?(past |old )?(quer|attention weights|scores|outputs?\b|"
+            r"(generated )?text)",
         ),
         Point(
             "a new token costs O(T) instead of O(T²)",
             (
-                r"O\((T|n)\)|linear|one row|reprocess|recomput|instead of|from scratch|again and again|"
-                r"only the new",
+                r"O\((T|n)\)|linear|one row|reprocess|recomput|instead of|from scratch|again and again|only the new",
                 r"token|step|prefix|row|quadratic|T²|n²",
             ),
-            r"token|O\(|step|quadratic",
-            unless=r"O\((T²|T\^2|n²|n\^2)\) with|constant time",
+            unless=r"O\((T²|T\^2|n²|n\^2)\) with|constant time|still quadratic|linear to quadratic",
+            against=r"O\(1\)|constant time|still quadratic",
         ),
         Point(
             "its size: 2 · layers · key/value heads · width per token",
@@ -321,8 +419,8 @@ POINTS = {
                 r"layer",
                 r"head|Hkv|width|dim|D\b|d_model",
             ),
-            r"size|layer|bytes|memory|numbers|GiB|MiB",
             unless=r"not depend|T²|T\^2",
+            against=r"(T²|T\^2|n²|n\^2) per",
         ),
         Point(
             "reading it limits the speed",
@@ -330,47 +428,41 @@ POINTS = {
                 r"bandwidth|memory[- ]bound|read|HBM|load|memory traffic|mov",
                 r"bound|limit|bottleneck|speed|slow|dominat|time",
             ),
-            r"bandwidth|read|bottleneck|speed|limit",
-            unless=r"no time|matrix multipl|compute[- ]bound",
+            unless=r"no (time|bandwidth)|matrix multipl|compute[- ]bound",
+            against=r"compute[- ]bound|no bandwidth",
         ),
     ),
     "mask": (
         Point(
             "after the softmax, rows no longer sum to 1",
             (
-                r"sum|add up|normali[sz]|share|mass|total",
+                r"\bsum|add up|normali[sz]|share|mass|total",
                 r"no longer|not|n't|break|lose|lost|already|less than|below|destroy|wrong|violat",
             ),
-            r"sum|normali|after the softmax",
             unless=r"still sums? to (one|1)\.?$|same thing",
+            against=r"after (the )?softmax (\w+ )*still sums? to (one|1)",
         ),
         Point(
             "exp(−∞) is exactly 0",
-            (
-                r"exp|e to the|e\^|\bsoftmax",
-                r"inf|∞",
-                r"\b0\b|zero|no weight|nothing|vanish",
-            ),
-            r"exp|zero|inf|∞",
-            unless=r"score of 0|is minus inf|is -inf",
+            (r"inf|∞", r"exp|e to the|e\^|softmax|weight|probab", r"\b0\b|zero|no weight|nothing|vanish"),
+            unless=r"score of 0|is minus inf|is -inf|nan",
+            against=r"exp\([-−](inf\w*|∞)\) (is|=) ?(1|one)|inf\w* (becomes|is|gives) (a )?(small|tiny)",
         ),
         Point(
             "−1e9 does not fit into float16",
             (
                 r"float16|fp16|half|16[- ]?bit|low(er)? precision",
-                r"overflow|not|n't|cannot|limit|65|range|too (large|big)|-inf|out of|largest",
+                r"overflow|\bnot\b|n't|cannot|limit|65|range|too (large|big)|-inf|out of|largest",
             ),
-            r"float16|fp16|half|1e9",
             unless=r"more precise|is fine|works fine|no problem",
+            against=r"1e9 (works|fits|is fine|is ok)",
         ),
         Point(
             "a row without a visible key becomes NaN",
-            (
-                r"nan",
-                r"row|all|every|fully|complete|quer|nothing|no key|padd|empty",
-            ),
-            r"nan|fully|all masked",
+            (r"\bnans?\b", r"row|all|every|fully|complete|quer|nothing|no key|padd|empty"),
             unless=r"cannot happen|never|no nan",
+            against=r"nan (never|cannot)|(fully|completely|all) masked( row)? (gives|becomes|returns|is) "
+            r"(zeros?|0|uniform)",
         ),
     ),
     "contiguous": (
@@ -378,21 +470,21 @@ POINTS = {
             "transpose changes strides, not memory",
             (
                 r"transpos|permut",
-                r"stride|view|metadata|no number|not (move|copy|touch|change)|n't (move|copy|touch|change)|"
+                r"stride|\bview\b|metadata|no number|not (move|copy|touch|change)|n't (move|copy|touch|change)|"
                 r"layout|stays? where|in place|order of",
             ),
-            r"transpos|stride|memory",
-            unless=r"moves the data|sorts|\bmoves data",
+            unless=r"moves the data|sorts|\bmoves data|copies",
+            against=r"(transpose|it) (copies|moves|sorts) (the )?(data|numbers|memory)",
         ),
         Point(
             "view cannot join axes that are not adjacent",
             (
-                r"view|join|merge|flatten",
+                r"\bviews?\b|join|merge|flatten",
                 r"error|raise|throw|fail|cannot|can't|can not|need|requires?|compatible|refuse|adjacent|crash|"
                 r"only works",
             ),
-            r"view|adjacent|contiguous",
             unless=r"silently|works on every|any tensor",
+            against=r"view copies|view works on (every|any)",
         ),
         Point(
             "contiguous (or reshape) copies",
@@ -400,8 +492,9 @@ POINTS = {
                 r"contiguous|reshape|it |clone",
                 r"cop(y|ies|ied)|rewrit|new (memory|tensor|storage)|rearrang|lays? out",
             ),
-            r"contiguous|copy|reshape",
-            unless=r"nothing|flag|no copy|GPU|without cop",
+            unless=r"nothing|flag|no copy|GPU|without cop|(not|n't) copy|transpos\w* (copies|does)",
+            against=r"contiguous(\(\))? (does not|doesn't|never) cop|"
+            r"contiguous(\(\))? (only )?changes (only )?(the )?stride",
         ),
     ),
     "output-projection": (
@@ -409,20 +502,20 @@ POINTS = {
             "it mixes the heads",
             (
                 r"head",
-                r"mix|combin|interact|blend|across|together|exchang|fus(e|ing)|talk|communicat|merge|integrat",
+                r"\bmix|combin|interact|blend|across|between|together|exchang|\bfus(e|ing)|talk|communicat|merge|integrat",
             ),
-            r"mix|combin|project|W_o|output",
             unless=r"normaliz|probabilit|would (just|only|simply) be conc",
+            against=r"(it|W_o|projection) splits the heads",
         ),
         Point(
             "without it each output number belongs to one head",
             (
                 r"head",
                 r"\b(one|single|own|only|alone|its|separate|independent|just)\b|side by side",
-                r"slice|number|feature|output|concat|dimension|part|channel|block|segment|come",
+                r"slice|number|feature|output|concat|dimension|part|channel|block|chunk|segment|come",
             ),
-            r"without|concat|lost|slice",
             unless=r"wrong shape|nothing would",
+            against=r"nothing (is|would be) lost|wrong shape",
         ),
     ),
 }

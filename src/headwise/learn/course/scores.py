@@ -311,7 +311,7 @@ MASK = Exercise(
                 return scores.softmax(-1) @ value
     '''),
     judged="CausalHead",
-    call=DocumentedCall((13, 7), ((2, 5, 13),), (2, 5, 7)),
+    call=DocumentedCall((13, 7), ((2, 5, 13),), (2, 5, 7), causal=True),
     parts=(
         Part(
             "the triangle",

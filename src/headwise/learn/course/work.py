@@ -18,6 +18,7 @@ from headwise.learn.course import gpt
 from headwise.learn.course.exercise import Exercise, Space
 from headwise.learn.course.grading import CHECK_SECONDS, EndlessPartError, Grade, PartResult, grade, place
 
+ALIKE = 0.5  # of two answers, the share of lines below which a comparison line by line is no help
 LOADING = 10.0  # seconds for the statements of a file
 
 HEADER = """{quotes}Exercise {number} of {count}: {title} (difficulty {difficulty} of 5, about {minutes} minutes).
@@ -159,10 +160,13 @@ def compared(exercise: Exercise, answer: str) -> str:
         theirs = code_of(answer)
     except SyntaxError as error:
         return f"your file is not Python yet (line {error.lineno}: {error.msg})"
-    same = "They are the same." if ours == theirs else "Yours is marked with -, the model answer with +:"
+    counts = f"Your answer has {len(theirs)} lines of code and the model answer {len(ours)}."
+    if ours == theirs:
+        return f"{counts}\nThey are the same."
+    if difflib.SequenceMatcher(None, theirs, ours).ratio() < ALIKE:
+        return "\n".join([counts, "They have little in common. The model answer:", "", *ours])
     lines = difflib.unified_diff(theirs, ours, "yours", "the model answer", lineterm="", n=2)
-    counts = f"Your answer has {len(theirs)} lines of code and the model answer {len(ours)}. {same}"
-    return "\n".join([counts, *list(lines)[2:]])
+    return "\n".join([counts, "Yours is marked with -, the model answer with +:", *list(lines)[2:]])
 
 
 def code_of(source: str) -> list[str]:

@@ -29,18 +29,20 @@ def words_text(steps: WordSteps, width: int = 80, head: int | None = None) -> st
     parts = [
         *textwrap.wrap(f"TEN STEPS  {steps.headline()}", width),
         *textwrap.wrap(" ".join(steps.words), width),
+        "(tokens: words or pieces of words)",
         "",
         *_lane(steps, width),
         *textwrap.wrap(f"({SIX})", width),
         *(line for note in steps.notes for line in textwrap.wrap(f"also: {note}", width)),
         "",
-        f"HEAD {head} IN NUMBERS  a row is a word that looks, a column a word it looks at",
+        f"HEAD {head} IN NUMBERS  a row is a token that looks, a column one it looks at",
         *_squares(steps, head, width),
         "",
         "ALL HEADS  the weights (step 7), in percent; · is hidden or below 1",
         *_all_heads(steps, width),
+        *_resting(steps, width),
         "",
-        "WHAT EVERY HEAD READS  its word with the most weight, and its numbers (step 8)",
+        "WHAT EVERY HEAD READS  its token with the most weight, and its numbers (step 8)",
         *_read(steps, width),
         "",
         *_joined(steps, width),
@@ -74,6 +76,19 @@ def _squares(steps: WordSteps, head: int, width: int) -> list[str]:
 def _all_heads(steps: WordSteps, width: int) -> list[str]:
     blocks = [_block(f"head {h}", steps.words, weights, _percent) for h, weights in enumerate(steps.weights())]
     return _beside(blocks, width)
+
+
+def _resting(steps: WordSteps, width: int) -> list[str]:
+    """How many heads put most of their weight on the first token."""
+    weights = steps.weights()
+    count = int((weights[:, 1:, 0].mean(1) > 0.5).sum()) if weights.shape[1] > 1 else 0
+    if not count:
+        return []
+    told = (
+        f"{count} of {steps.own} heads put most of their weight on the first token, {steps.words[0]}: an attention "
+        "sink. A row must sum to 1, so a head that finds nothing to read puts its weight there."
+    )
+    return ["", *textwrap.wrap(told, width)]
 
 
 def _number(n: float) -> str:
@@ -142,11 +157,11 @@ def _joined(steps: WordSteps, width: int) -> list[str]:
     """The concatenation and the output: the first numbers of every head side by side, then those of the output."""
     merged, output, D = steps.merged(), steps.output(), steps.cut.query.shape[-1]
     side = min(WORD, max(map(wide, steps.words)))
-    lines = [f"CONCATENATED (step 9): {steps.own} heads of {D} side by side, {merged.shape[1]} numbers for each word"]
+    lines = [f"CONCATENATED (step 9): {steps.own} heads of {D} side by side, {merged.shape[1]} numbers per token"]
     for t, word in enumerate(steps.words):
         starts = [f"{float(merged[t, h * D]):z.2f} …".replace("-", "−") for h in range(steps.own)]
         lines.append(cut(f"{fill(cut(word, side), side)} [{' '.join(starts)}]", width))
-    lines += ["", f"OUTPUT (step 10): W_o mixes the heads, {output.shape[1]} numbers for each word"]
+    lines += ["", f"OUTPUT (step 10): W_o mixes the heads, {output.shape[1]} numbers per token"]
     lines += [f"{fill(cut(word, side), side)} {_vector(output[t], 6)}" for t, word in enumerate(steps.words)]
     return lines
 

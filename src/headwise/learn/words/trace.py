@@ -123,7 +123,7 @@ class WordSteps:
     def headline(self) -> str:
         """One line that says what is shown."""
         kind = f"{self.own} heads of width {self.cut.query.shape[-1]}"
-        return f"layer {self.place} of 0 to {self.layers - 1} of {self.model}, {len(self.words)} tokens, {kind}"
+        return f"{self.model}, layer {self.place} (of 0 to {self.layers - 1}), {len(self.words)} tokens, {kind}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON."""

@@ -117,7 +117,7 @@ function strip(caption, numbers, columns, group, hover) {
   for (const word of words) { const label = make("span", "", word); label.style.lineHeight = `${row}px`; labels.append(label); }
   canvas.style.height = `${row * T}px`;
   canvas.setAttribute("role", "img");
-  canvas.setAttribute("aria-label", `${title.textContent}: ${T} words by ${columns} numbers`);
+  canvas.setAttribute("aria-label", `${title.textContent}: ${T} tokens by ${columns} numbers`);
   box.append(labels, canvas);
   figure.append(title, box);
   const most = largest(numbers), gaps = group ? columns / group - 1 : 0;
@@ -335,9 +335,9 @@ function headFigure(name, h, numbers, hover) {
 function figures(step) {
   const names = Object.keys(projected);
   if (step === 1) {
-    return [strip(label("x", ` · the words as the layer gets them, ${E} numbers each`), x.at, E, 0,
+    return [strip(label("x", ` · the tokens as the layer gets them, ${E} numbers each`), x.at, E, 0,
       (t, j) => tell(`x(${words[t]})[${j}]`, show(x.at[t * E + j], 4), "the input of this layer, from the layers before it")),
-    ...names.map((name, i) => strip(label(short[name], ` · ${{ query: "what a word looks for", key: "what it offers", value: "what it passes on" }[name]}`),
+    ...names.map((name, i) => strip(label(short[name], ` · ${{ query: "what a token looks for", key: "what it offers", value: "what it passes on" }[name]}`),
       projected[name].at, projected[name].shape[1], 0, (t, j) => toldProjection(name, i, t, j)))];
   }
   if (step === 2) return names.map((name) => strip(label(short[name], ` · cut into heads of ${now.D}`), projected[name].at, projected[name].shape[1], now.D,
@@ -371,7 +371,7 @@ function reading(weights) {
     first += weights[t * T]; previous += weights[t * T + t - 1]; self += weights[t * T + t];
   }
   if (!rows) return "one word";
-  const best = [[first, "the first token"], [previous, "the previous word"], [self, "the word itself"]].sort((a, b) => b[0] - a[0])[0];
+  const best = [[first, "the first token"], [previous, "the previous token"], [self, "the token itself"]].sort((a, b) => b[0] - a[0])[0];
   return best[0] / rows > 0.5 ? `mostly ${best[1]}` : "several words";
 }
 
@@ -404,6 +404,7 @@ function render() {
   $("step").value = state.step;
   $("step").setAttribute("aria-valuetext", `${state.step}: ${step.name}`);
   $("name").textContent = `${state.step}. ${step.name}`;
+  $("headline").textContent = data.headline + (state.heads === data.own ? "" : `; here cut into ${now.H} heads of width ${now.D}`);
   $("why").textContent = step.why;
   $("code").textContent = step.code;
   $("key").textContent = state.step === 7 ? "More color means more weight; zero is the background."
@@ -434,9 +435,8 @@ function go(step) { state.step = Math.min(10, Math.max(1, step)); render(); }
 function change(what) { Object.assign(state, what); now = compute(); render(); }
 
 $("mask").disabled = !hides;
-$("mask").title = hides ? "" : "this layer hides nothing: every word sees every word";
+$("mask").title = hides ? "" : "this layer hides nothing: every token sees every token";
 for (const word of words) $("text").append(make("b", "", word), document.createTextNode(" "));
-$("headline").textContent = data.headline;
 for (const count of Object.keys(cuts)) {
   const button = make("button", "", count);
   button.type = "button";

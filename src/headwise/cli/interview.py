@@ -1,0 +1,223 @@
+"""`headwise course --interview`: asks, judges answers in code and words, and goes on to the follow-up questions."""
+
+import argparse
+import time
+from pathlib import Path
+
+from headwise.check import Report, check
+from headwise.cli.check import show as show_report
+from headwise.cli.console import can_ask, check_positive, paragraph, print_json
+from headwise.errors import OptionError, suggestion
+from headwise.learn.course.interview import QUESTIONS, Question, find_question, sizes
+from headwise.learn.course.points import PointFound
+
+LEAVE = ("q", "quit", "exit")
+SIX_STEPS = "Six steps: project, split into heads, transpose, attend, concatenate, project."
+
+
+def interview(options: argparse.Namespace) -> int:
+    """Ask the questions, or judge one answer."""
+    if options.clock is not None:
+        check_positive("--clock", options.clock)
+    asked = QUESTIONS if not options.interview else (_question(options.interview),)
+    if options.answer is not None:
+        if len(asked) > 1:
+            raise OptionError("--answer is for one question. Name it: --interview root --answer '...'.")
+        return answered(asked[0], options.answer, as_json=options.json)
+    if options.json or options.list or not can_ask():
+        return _print_questions(asked, as_json=options.json)
+    return ask_all(asked, options.clock)
+
+
+def _question(name: str) -> Question:
+    question = find_question(name)
+    if question is None:
+        raise OptionError(f"no question is called {name!r}.{suggestion(name, [q.name for q in QUESTIONS])}")
+    return question
+
+
+def _print_questions(asked: tuple[Question, ...], *, as_json: bool) -> int:
+    if as_json:
+        cost = sizes()
+        print_json([{"name": q.name, "question": q.question, "answer": q.answer(cost)} for q in asked])
+        return 0
+    for question in asked:
+        paragraph(f"{question.name}: {question.question} ({question.minutes:g} min)")
+    print("\nAnswer one: headwise course --interview NAME --answer 'words, or a file'.")
+    print("An empty answer, --answer '', shows the model answer.")
+    return 0
+
+
+# In the terminal ----------------------------------------------------------------------------------------------------
+
+
+class LeftError(Exception):
+    """The candidate leaves the interview."""
+
+
+def ask_all(asked: tuple[Question, ...], clock: float | None) -> int:
+    """Ask in the terminal until time is up or the candidate leaves: each question, then its follow-ups."""
+    print("Type ? for a hint and q to leave (or Ctrl-D).")
+    begun, score = time.monotonic(), PointCount()
+    try:
+        for question, is_follow_up in _in_order(asked):
+            left = None if clock is None else clock - (time.monotonic() - begun) / 60
+            if left is not None and left <= 0:
+                print("\nThe time is over.")
+                break
+            _put(question, left, is_follow_up=is_follow_up)
+            answer = read_path(question) if question.code else read_words(question)
+            score.add(question, answer, answered(question, answer, as_json=False, names_follow_ups=False))
+    except LeftError:
+        print()
+    print(f"\n{score.sentence((time.monotonic() - begun) / 60)}")
+    return 0
+
+
+def _in_order(asked: tuple[Question, ...]) -> list[tuple[Question, bool]]:
+    """The questions, each followed by its follow-ups that did not come before, and whether it is one."""
+    order: list[tuple[Question, bool]] = []
+    for question in asked:
+        following = [found for name in question.follow_ups if (found := find_question(name)) is not None]
+        known = [placed for placed, _ in order]
+        order += [(new, new is not question) for new in (question, *following) if new not in known]
+    return order
+
+
+def _put(question: Question, left: float | None, *, is_follow_up: bool) -> None:
+    time_left = "" if left is None else f"[{left:.0f} min left] "
+    print(f"\n{time_left}{'Follow-up ' if is_follow_up else ''}{question.name} ({question.minutes:g} min)")
+    paragraph(question.question)
+
+
+def _line() -> str:
+    """One line that is typed; raises `LeftError` if it ends the interview."""
+    try:
+        line = input("> ").strip()
+    except EOFError:
+        raise LeftError from None
+    if line.lower() in LEAVE:
+        raise LeftError
+    return line
+
+
+def read_path(question: Question) -> str:
+    """The path of a file that exists, on one line; empty to see the model answer."""
+    print("The path of your file, or an empty line to see the model answer:")
+    while True:
+        line = _line()
+        if line == "?":
+            print(SIX_STEPS)
+        elif not line or Path(line).expanduser().is_file():
+            return line and str(Path(line).expanduser())
+        else:
+            paragraph(f"There is no file {line}. Type its path again, or q to leave.")
+
+
+def read_words(question: Question) -> str:
+    """The answer that is typed, up to an empty line."""
+    print("Your answer, then an empty line:")
+    lines: list[str] = []
+    while True:
+        try:
+            line = _line()
+        except LeftError:
+            if not lines:
+                raise
+            return "\n".join(lines)
+        if line == "?":
+            _hint(question)
+        elif not line:
+            return "\n".join(lines)
+        else:
+            lines.append(line)
+
+
+def _hint(question: Question) -> None:
+    print(f"A good answer makes {len(question.points)} points:")
+    for point in question.points:
+        paragraph(f"· {point.name}", "  ")
+
+
+class PointCount:
+    """What was answered so far."""
+
+    def __init__(self) -> None:
+        self.made, self.count, self.code = 0, 0, ""
+
+    def add(self, question: Question, answer: str, status: int) -> None:
+        """Count the points of an answer in words; remember whether code was right."""
+        if question.code:
+            self.code = ("Your code is right. " if status == 0 else "Your code is not right yet. ") if answer else ""
+            return
+        found = question.judge(answer).values()
+        self.made, self.count = self.made + sum(point.state == "said" for point in found), self.count + len(found)
+
+    def sentence(self, minutes: float) -> str:
+        """The whole interview in words.
+
+        >>> PointCount().sentence(0.2)
+        'The interview took less than a minute.'
+        """
+        whole = round(minutes)
+        took = "less than a minute" if minutes < 1 else f"{whole} minute{'' if whole == 1 else 's'}"
+        words = f"Found in your words: {self.made} of {self.count} points. " if self.count else ""
+        return f"{self.code}{words}The interview took {took}."
+
+
+# Judging ------------------------------------------------------------------------------------------------------------
+
+
+def answered(question: Question, answer: str, *, as_json: bool, names_follow_ups: bool = True) -> int:
+    """Say which points an answer makes, then the model answer and the follow-ups. Exit 0 if all were found, else 1."""
+    if question.code and answer.strip():
+        status = _code_answered(answer.strip(), as_json=as_json)
+    else:
+        status = _words_answered(question, answer, as_json=as_json)
+    for name in question.follow_ups if names_follow_ups and not as_json else ():
+        following = find_question(name)
+        if following is not None:
+            paragraph(f"Follow-up ({name}): {following.question}")
+    return status
+
+
+def _words_answered(question: Question, answer: str, *, as_json: bool) -> int:
+    found, model = question.judge(answer), question.answer(sizes())
+    is_complete = all(point.state == "said" for point in found.values())
+    if as_json:
+        states = ("said", "rounded", "wrong", "missing")
+        print_json(
+            {"name": question.name, "answer": model}
+            | {state: [name for name, point in found.items() if point.state == state] for state in states}
+        )
+        return 0 if is_complete else 1
+    for name, point in found.items() if answer.strip() else ():
+        paragraph(_judged(name, point), "  ")
+    if answer.strip() and any(point.state == "missing" for point in found.values()):
+        print("  (✓ found in your words, · not found there: you may have said it in others)")
+    if question.code:
+        print(f"Model answer:\n\n{model}")
+    else:
+        paragraph(f"Model answer: {model}")
+    return 0 if is_complete else 1
+
+
+def _judged(name: str, point: PointFound) -> str:
+    """One point, as it was found."""
+    if point.state == "wrong":
+        return f"✗ You say: {point.words.strip().rstrip('.')}. The answer: {name}."
+    if point.state == "rounded":
+        return f"? You say: {point.words}, which is rounded. The answer: {name}."
+    return f"{'✓' if point.state == 'said' else '·'} {name}."
+
+
+def _code_answered(answer: str, *, as_json: bool) -> int:
+    path = Path(answer)
+    if not path.is_file():
+        raise OptionError(f"{answer}: this question is answered with a file of code; there is no such file.")
+    report: Report = check(path, form="interview")
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        show_report(report)
+    return report.exit_code

@@ -245,8 +245,8 @@ WRONG = [
     ),
     ("all-heads-at-once", "math.sqrt(D)", "math.sqrt(E)", "scores and scale", "square root of the model width"),
     ("all-heads-at-once", "triu(1)", "triu(2)", "the mask", "mask"),
-    ("all-heads-at-once", ".masked_fill(future, -math.inf)", "", "the mask", "a token sees later ones: called with x"),
-    ("list-of-heads", ".masked_fill(future, -math.inf)", "", "the heads", "a token sees later ones: called with x"),
+    ("all-heads-at-once", ".masked_fill(future, -math.inf)", "", "the mask", "a mask is made and never used"),
+    ("list-of-heads", ".masked_fill(future, -math.inf)", "", "the heads", "a mask is made and never used"),
     ("all-heads-at-once", " / math.sqrt(D)", "", "scores and scale", "scores are not scaled"),
     (
         "all-heads-at-once",

@@ -7,7 +7,7 @@ import torch
 
 from headwise import AttentionMap, Scoring, causal, dense, previous_token
 from headwise.masks import Mask
-from headwise.weights.memory import Memory
+from headwise.weights.memory import BoundedMemory
 from headwise.weights.source import COUNTS
 
 B, H, T, S, D = 2, 3, 5, 7, 11
@@ -61,7 +61,7 @@ def test_a_mask_or_bias_that_changed_in_place_is_counted_again():
 
 
 def test_it_forgets_the_oldest_and_keeps_no_mask_alive():
-    memory, masks = Memory(most=2), [dense(torch.ones(T, S, dtype=torch.bool)) for _ in range(3)]
+    memory, masks = BoundedMemory(most=2), [dense(torch.ones(T, S, dtype=torch.bool)) for _ in range(3)]
     for number, mask in enumerate(masks):
         assert memory.get([mask, None], "key", lambda number=number: number) == number
     assert memory.get([masks[2]], "key", lambda: "again") == 2

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--importance", action="store_true", help="how much the loss depends on each head, by gradient")
     parser.add_argument(
-        "--evidence", type=int, default=PASSAGES, metavar="N", help="passages to keep per head and number (0: none)"
+        "--evidence", type=int, default=PASSAGES, metavar="N", help="passages to keep per head and number; 0 keeps none"
     )
     parser.add_argument("--device", help="cpu or cuda (default: cuda if there is a GPU)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the model")

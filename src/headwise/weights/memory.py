@@ -12,7 +12,7 @@ MOST = 32  # results that are kept; each has at most a few numbers per token
 Result = TypeVar("Result")
 
 
-class Memory:
+class BoundedMemory:
     """Results by the objects they come from and by a key. The oldest are forgotten first.
 
     An object is recognized by its identity, and by how often its tensors were changed in place. It is not kept alive.

@@ -16,14 +16,14 @@ from torch import Tensor
 from headwise.masks import Grid, Mask
 from headwise.masks.lowering import simplify
 from headwise.weights import counting
-from headwise.weights.memory import Memory
+from headwise.weights.memory import BoundedMemory
 from headwise.weights.scoring import Scoring
 from headwise.weights.structure import Structure, structure_of
 
 if TYPE_CHECKING:
     from headwise.weights.readings import Reading
 
-COUNTS = Memory()
+COUNTS = BoundedMemory()
 COUNTED = {"cpu": 2**24, "cuda": 2**26}  # entries of a mask that are counted together
 Axis = range | Tensor  # indices into the whole; a tensor holds integers and is on the CPU
 

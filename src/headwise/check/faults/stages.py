@@ -108,7 +108,7 @@ def unused_results(bound: Bound, reading: AttentionReading | None) -> Found:
     behind = {n.index for name in ("query", "key", "value") for n in core.behind(name)}
     for node in trace.nodes:
         if node.index not in used and node.line is not None and _is_mask(node, core):
-            yield Finding("result-unused", "it is a table of queries × keys, as a mask is", node.outermost)
+            yield Finding("mask-unused", "it is a table of queries × keys", node.outermost)
             return
         if node.op not in ARITHMETIC or node.index in used or node.line is None or node.value.numel() not in sizes:
             continue

@@ -15,7 +15,7 @@ import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
 from headwise.weights.kernels import launch, terms
-from headwise.weights.kernels.launch import LaunchBlocks, Rule, Term, new
+from headwise.weights.kernels.launch import KeyRule, LaunchBlocks, Term, new
 from headwise.weights.kernels.walk import NARROW
 from headwise.weights.panel import checked_probe
 from headwise.weights.readings import (
@@ -38,7 +38,7 @@ from headwise.weights.statistic import Statistic
 MOST_TOP_KEYS = 16  # with more, the kernel would take longer than tiles
 MOST_TERMS = 16  # of one walk: with more, registers run out
 Answers = dict[int, tuple[Tensor, ...]]
-EVERYTHING = Rule()
+EVERYTHING = KeyRule()
 SUM = (terms.sum_start, terms.sum_step)
 MASS = (*SUM, terms.weight_of)
 
@@ -50,7 +50,7 @@ def refuses(source: Source) -> str | None:
     return None if _mask(source) is not None else f"they do not know the mask {source.mask!r}"
 
 
-def _mask(source: Source) -> Rule | None:
+def _mask(source: Source) -> KeyRule | None:
     return None if launch.refuses(source) else launch.rule_of(source.mask, source)
 
 
@@ -74,7 +74,7 @@ def weights(source: Source, lse: Tensor, cols: range, dtype: torch.dtype) -> Ten
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class KernelQuestion:
     """A reading for the kernels.
 
     by_query: the term for a walk over the keys of every query, given the blocks; None if it cannot come from that.
@@ -100,11 +100,11 @@ def read(source: Source, lse: Tensor, readings: Sequence[Reading]) -> Answers:
     return {i: question.answer() for i, question in asked.items()}
 
 
-def _chunks(questions: list[Question]) -> list[list[Question]]:
+def _chunks(questions: list[KernelQuestion]) -> list[list[KernelQuestion]]:
     return [questions[i : i + MOST_TERMS] for i in range(0, len(questions), MOST_TERMS)]
 
 
-def _compute(source: Source, mask: Rule, lse: Tensor, questions: list[Question]) -> None:
+def _compute(source: Source, mask: KeyRule, lse: Tensor, questions: list[KernelQuestion]) -> None:
     """One walk over the keys of every query for all; or, if that would visit few keys, one over queries as well."""
     rows = [q for q in questions if q.by_query is not None and q.by_key is None]
     blocks = launch.blocks_for(source)
@@ -129,39 +129,39 @@ def _compute(source: Source, mask: Rule, lse: Tensor, questions: list[Question])
 # Readings as questions.
 
 
-def question_of(reading: Reading, source: Source) -> Question | None:
+def question_of(reading: Reading, source: Source) -> KernelQuestion | None:
     """The reading for the kernels, or None if they do not support it; a subclass may mean something else."""
     make = QUESTIONS.get(type(reading))
     return None if make is None else make(reading, source)
 
 
-def _along(source: Source, value: Any, end: Any, rule: Rule = EVERYTHING, *, normal: bool = False) -> Question:
+def _along(source: Source, value: Any, end: Any, rule: KeyRule = EVERYTHING, *, normal: bool = False) -> KernelQuestion:
     """A sum with one result for each query."""
     out = new(source, source.shape[2])
-    return Question(lambda: (out,), lambda blocks: Term(*SUM, value, end, (out,), 0, rule), normal=normal)
+    return KernelQuestion(lambda: (out,), lambda blocks: Term(*SUM, value, end, (out,), 0, rule), normal=normal)
 
 
-def _entropy(reading: Reading, source: Source) -> Question:
+def _entropy(reading: Reading, source: Source) -> KernelQuestion:
     return _along(source, terms.surprise_of, terms.entropy_end, normal=True)
 
 
-def _distance(reading: Reading, source: Source) -> Question:
+def _distance(reading: Reading, source: Source) -> KernelQuestion:
     return _along(source, terms.distance_of, terms.mean_end, normal=True)
 
 
-def _mass(reading: MassReading, source: Source) -> Question | None:
+def _mass(reading: MassReading, source: Source) -> KernelQuestion | None:
     rule = launch.rule_of(reading.probe, source)
     return None if rule is None or rule.opened is not None else _along(source, terms.weight_of, terms.mean_end, rule)
 
 
-def _peak(reading: Reading, source: Source) -> Question:
+def _peak(reading: Reading, source: Source) -> KernelQuestion:
     T = source.shape[2]
     out = new(source, T), new(source, T, dtype=torch.int64)
     functions = (terms.largest_start, terms.largest_step, terms.log_weight_of, terms.peak_end)
-    return Question(lambda: out, lambda blocks: Term(*functions, out), normal=True)
+    return KernelQuestion(lambda: out, lambda blocks: Term(*functions, out), normal=True)
 
 
-def _top(reading: TopKeysReading, source: Source) -> Question | None:
+def _top(reading: TopKeysReading, source: Source) -> KernelQuestion | None:
     T, k = source.shape[2], reading.k
     if k > MOST_TOP_KEYS:
         return None
@@ -172,17 +172,17 @@ def _top(reading: TopKeysReading, source: Source) -> Question | None:
         return weights, places.gather(-1, order)
 
     functions, size = (terms.top_start, terms.top_step, k, terms.top_end), triton.next_power_of_2(k)
-    return Question(answer, lambda blocks: Term(*functions, (found, places), size))
+    return KernelQuestion(answer, lambda blocks: Term(*functions, (found, places), size))
 
 
-def _histogram(reading: Reading, source: Source) -> Question:
+def _histogram(reading: Reading, source: Source) -> KernelQuestion:
     octaves = octave_count(source.frame.T, source.frame.S)
     out = new(source, octaves, zero=True)
     term = Term(terms.octave_start, terms.octave_step, octaves, terms.octave_end, (out,))
-    return Question(lambda: (out / source.shape[2],), lambda blocks: term)
+    return KernelQuestion(lambda: (out / source.shape[2],), lambda blocks: term)
 
 
-def _received(reading: Reading, source: Source) -> Question:
+def _received(reading: Reading, source: Source) -> KernelQuestion:
     out = new(source, source.shape[3], zero=True)
 
     def across(blocks: LaunchBlocks) -> Term:
@@ -192,10 +192,10 @@ def _received(reading: Reading, source: Source) -> Question:
     def answer() -> tuple[Tensor, ...]:
         return out, source.queries_seeing().float().contiguous()
 
-    return Question(answer, across, lambda blocks: Term(*MASS, terms.sum_end, (out,)))
+    return KernelQuestion(answer, across, lambda blocks: Term(*MASS, terms.sum_end, (out,)))
 
 
-def _picture(reading: PooledReading | PooledPeakReading, source: Source) -> Question | None:
+def _picture(reading: PooledReading | PooledPeakReading, source: Source) -> KernelQuestion | None:
     (R, C), (T, S) = reading.size, source.shape[2:]
     largest = type(reading) is PooledPeakReading
     if max(R, C) > launch.MOST_CELLS:
@@ -211,7 +211,7 @@ def _picture(reading: PooledReading | PooledPeakReading, source: Source) -> Ques
     def answer() -> tuple[Tensor, ...]:
         return (out.view(torch.float32) if largest else out / _cell_rows(T, R, out.device),)
 
-    return Question(answer, functools.partial(term, False), functools.partial(term, True))
+    return KernelQuestion(answer, functools.partial(term, False), functools.partial(term, True))
 
 
 @functools.lru_cache(maxsize=16)
@@ -220,7 +220,7 @@ def _cell_rows(T: int, R: int, device: torch.device) -> Tensor:
     return rows_per_cell(T, R, device)
 
 
-def _statistic(reading: Statistic, source: Source) -> Question | None:
+def _statistic(reading: Statistic, source: Source) -> KernelQuestion | None:
     """A statistic of the user's own that has a kernel."""
     rule = EVERYTHING if reading.where is None else launch.rule_of(checked_probe(reading.where, source), source)
     if reading.kernel is None or rule is None or rule.opened is not None:
@@ -235,10 +235,14 @@ def _statistic(reading: Statistic, source: Source) -> Question | None:
     def answer() -> tuple[Tensor, ...]:
         return (out[0].long(),) if reading.combine == "count" else out
 
-    return Question(answer, lambda blocks: term) if reading.by_row else Question(answer, None, lambda blocks: term)
+    return (
+        KernelQuestion(answer, lambda blocks: term)
+        if reading.by_row
+        else KernelQuestion(answer, None, lambda blocks: term)
+    )
 
 
-QUESTIONS: dict[type[Reading], Callable[..., Question | None]] = {
+QUESTIONS: dict[type[Reading], Callable[..., KernelQuestion | None]] = {
     EntropyReading: _entropy,
     PeakReading: _peak,
     DistanceReading: _distance,

@@ -15,7 +15,7 @@ from headwise.masks.lowering import simplify
 from headwise.weights.counting import equal_codes
 from headwise.weights.kernels.walk import EVERYWHERE, NARROW, WIDE, walk_kernel
 from headwise.weights.kernels.weights import weights_kernel
-from headwise.weights.memory import Memory
+from headwise.weights.memory import BoundedMemory
 from headwise.weights.source import Source
 from headwise.weights.structure import FAR, Structure, structure_of
 
@@ -25,7 +25,7 @@ WARP_ROWS = 16  # rows of a matrix product that one warp holds
 NEAR = 256  # a rule that allows at most so many keys to a query is narrow, and so is one that allows a quarter of them
 MOST_CELLS = 2**15  # along one side of a picture
 Codes = tuple[Tensor, Tensor]  # of queries (B or 1, T) and keys (B or 1, S): a query may see a key if they are equal
-memory = Memory()
+memory = BoundedMemory()
 
 
 class LaunchBlocks(NamedTuple):
@@ -75,7 +75,7 @@ def refuses(source: Source) -> bool:
     )
 
 
-class Rule(NamedTuple):
+class KeyRule(NamedTuple):
     """Which keys a query may see, or which a term looks at: a band, a range of keys, equal codes, open keys."""
 
     left: int = FAR
@@ -93,16 +93,16 @@ class Rule(NamedTuple):
         return int((NARROW if min(band, span) <= max(NEAR, S // 4) else WIDE).value)
 
 
-def rule_of(mask: Mask | None, source: Source) -> Rule | None:
+def rule_of(mask: Mask | None, source: Source) -> KeyRule | None:
     """The rule equivalent to a mask or probe, or None if there is none."""
     frame = source.frame
     if mask is None:
-        return Rule()
+        return KeyRule()
     key = (source.shape, frame.batch, frame.row, frame.T, frame.S, source.query.device)
     return memory.get([mask], key, lambda: _rule(structure_of(simplify(mask, frame.T, frame.S), source), source))
 
 
-def _rule(structure: Structure | None, source: Source) -> Rule | None:
+def _rule(structure: Structure | None, source: Source) -> KeyRule | None:
     if structure is None:
         return None
     opened = structure.open_keys
@@ -110,7 +110,7 @@ def _rule(structure: Structure | None, source: Source) -> Rule | None:
         key = torch.arange(opened.shape[1], device=opened.device)
         opened = opened * ((key >= structure.first) & (key < structure.stop))
     codes = equal_codes(structure, source.positions(), source.frame.S)
-    return Rule(structure.left, structure.right, structure.first, structure.stop, codes, opened)
+    return KeyRule(structure.left, structure.right, structure.first, structure.stop, codes, opened)
 
 
 class Term(NamedTuple):
@@ -122,13 +122,13 @@ class Term(NamedTuple):
     end: Any
     out: tuple[Any, ...]
     size: int = 0
-    rule: Rule = Rule()
+    rule: KeyRule = KeyRule()
     tokens: Codes | None = None
 
 
 def walk(
     source: Source,
-    mask: Rule,
+    mask: KeyRule,
     lse: Tensor | None,
     asked: Sequence[Term],
     blocks: LaunchBlocks,
@@ -202,7 +202,7 @@ def new(source: Source, *tail: int, dtype: torch.dtype = torch.float32, zero: bo
     return make(*source.shape[:2], *tail, dtype=dtype, device=source.query.device)
 
 
-def weights(source: Source, mask: Rule, lse: Tensor, cols: range, dtype: torch.dtype) -> Tensor:
+def weights(source: Source, mask: KeyRule, lse: Tensor, cols: range, dtype: torch.dtype) -> Tensor:
     """The weights (B, H, T, len(cols)) of consecutive keys."""
     T = source.shape[2]
     blocks = LaunchBlocks(*((32, 32) if source.query.dtype == torch.float32 else (64, 128)), 4, 1)

@@ -34,7 +34,7 @@ from headwise.weights.kernels.tile import (
 EVERYWHERE, NARROW, WIDE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
-class Pair(NamedTuple):
+class WeightPair(NamedTuple):
     """Pairs of a query and a key, as the function of a term gets them; everything broadcasts to `weight`.
 
     The names are those of `statistic.Pairs`. Positions, keys and distances are float32, which is exact and saves a
@@ -52,7 +52,7 @@ class Pair(NamedTuple):
     key_token: tl.tensor
 
 
-class Place(NamedTuple):
+class TilePlace(NamedTuple):
     """Where a tile is: the first index of the program's block, that of the tile along the walk, and the sizes of both.
 
     `flat` is the head, counted over all samples, and `offset` the position of the first query.
@@ -75,7 +75,7 @@ def pair_of(weight, log2_weight, level, position, key, tokens):
     """The pairs of a tile; `level` is the log2 of what weights were divided by."""
     place, col = position.to(tl.float32), key.to(tl.float32)
     log_weight, score = log2_weight * LN_2, (log2_weight + level) * LN_2
-    return Pair(weight, log2_weight, log_weight, score, place, col, place - col, tokens[0], tokens[1])
+    return WeightPair(weight, log2_weight, log_weight, score, place, col, place - col, tokens[0], tokens[1])
 
 
 @triton.jit
@@ -213,7 +213,7 @@ def walk_kernel(
         lo, hi, inner_hi = 0, walk_size, inner_lo
     if BY_KEY:  # keys beyond the last one must be hidden
         inner_hi = tl.where(first + BO <= own_size, inner_hi, inner_lo)
-    place = Place(first, first, flat, own_size, walk_size, offset)
+    place = TilePlace(first, first, flat, own_size, walk_size, offset)
     found, spans = (), ()
     for f in tl.static_range(len(TERMS)):
         rules = rules + (load_rule(numbers, f + 1),)
@@ -233,14 +233,14 @@ def walk_kernel(
             stop, edge = run_from(start, spans, inner_lo, inner_hi, hi, TERMS, BW)
             if edge:
                 for at in tl.range(start, stop, BW, num_stages=1):  # few tiles: keep shared memory for the others
-                    tile = Place(first, at, flat, own_size, walk_size, offset)
+                    tile = TilePlace(first, at, flat, own_size, walk_size, offset)
                     found = add_tile(
                         found, tile, mine, norm, walk, walk_row, lse, tables, rules, outs, H, scale2, softcap,
                         TERMS, BY_KEY, SCORES, CODES, OPEN, CAPPED, PRECISION, True, D, WIDTH, BO, BW,
                     )  # fmt: skip
             elif FULL:
                 for at in range(start, stop, BW):
-                    tile = Place(first, at, flat, own_size, walk_size, offset)
+                    tile = TilePlace(first, at, flat, own_size, walk_size, offset)
                     found = add_tile(
                         found, tile, mine, norm, walk, walk_row, lse, tables, rules, outs, H, scale2, softcap,
                         TERMS, BY_KEY, SCORES, CODES, OPEN, CAPPED, PRECISION, False, D, WIDTH, BO, BW,

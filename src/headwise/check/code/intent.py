@@ -96,6 +96,14 @@ def states_one_length(case: Case, first: str, second: str) -> int | None:
     return found[second][1]
 
 
+def states_strict(case: Case) -> int | None:
+    """The line that says that a token does not see itself; None where none does."""
+    hidden = r"(?:not|never|cannot|except|excluding|exclude[sd]?|without|other than|but)"
+    penalty = r"own (?:position|key|score)s? (?:gets?|is|are) (?:-|\u2212|minus|hidden|masked|excluded|penali[sz]ed)"
+    said = rf"\b{hidden}\b[^.,;]{{0,30}}\bitself\b|\bstrict(?:ly)? (?:causal|past|earlier|before|lower)|{penalty}"
+    return next((line for line, text in _statements(case) if re.search(said, text, re.IGNORECASE)), None)
+
+
 def _computes(text: str, name: str) -> bool:
     """Whether there is code before a comment that does more than take this argument or ask whether it is there."""
     code = text.partition("#")[0].strip() if "#" in text else ""

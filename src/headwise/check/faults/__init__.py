@@ -199,7 +199,8 @@ class Examination:
             try:
                 found = list(fault(bound, reading))
             except Exception as error:  # a fault of the checker must never read as a fault of the learner
-                found = [Note("doubt", own_fault(error))]
+                memory = "allocate memory" in str(error) or isinstance(error, MemoryError)
+                found = [Note("untried", "it needs too much memory") if memory else Note("doubt", own_fault(error))]
             self.by_fault[fault] = [result for result in found if getattr(result, "name", "") not in accepted]
 
     def certificate(self) -> list[Item]:

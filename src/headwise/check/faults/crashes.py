@@ -317,7 +317,8 @@ def _refuses_every_type(calls: list[Failure]) -> Failure | None:
 def _is_own(first: Failure, calls: list[Failure], inside: list[Failure]) -> bool:
     if first.called is not None and not _form_is_certain(first, calls):
         return False
-    kinds = {(type(f.error), str(f.error), f.line) for f in inside if "NoneType" not in str(f.error)}
+    guesses = first.called is None and not first.natural  # then None is one of the values that were tried
+    kinds = {(type(f.error), str(f.error), f.line) for f in inside if guesses or "NoneType" not in str(f.error)}
     always = len(kinds) == 1 and isinstance(first.error, CERTAIN)
     if _may_be_ours(first) or not (first.natural or always):
         return False

@@ -18,6 +18,7 @@ from headwise.check.faults import (
     masks,
     options,
     portability,
+    positions,
     settings,
     sizes,
     speed,
@@ -80,6 +81,7 @@ IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
     settings.own_defaults,
     settings.constructor_options,
     chunks.chunks,
+    positions.position_tables,
     options.caches,
     decoding.extended_cache,
     decoding.positioned_cache,
@@ -138,6 +140,7 @@ CERTIFICATE: dict[str, tuple[Fault, ...]] = {
         sizes.other_length,
         sizes.other_lengths,
         chunks.chunks,
+        positions.position_tables,
     ),
     "every branch was taken": (branches.hidden_branches, branches.every_branch),
     "nothing is read from outside the class": (

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from headwise.check.binding import Bound, Failure
 from headwise.check.calls import PLAIN, Repaired, leaves
+from headwise.check.code.intent import states_one_token
 from headwise.check.code.loader import Case, globals_read, imports_missing_in_siblings, names_used, stand_ins_used
 from headwise.check.mistakes import Finding, Found, settled
 from headwise.check.reading import AttentionReading
@@ -79,11 +80,15 @@ def _unset_attributes(definition: ast.ClassDef, cls: type) -> Iterator[Finding]:
 
 def _of_self(definition: ast.ClassDef) -> Iterator[ast.Attribute]:
     for method in definition.body:
-        if isinstance(method, Function) and method.args.args:
+        if isinstance(method, Function) and method.args.args and not _is_static(method):
             first = method.args.args[0].arg
             for node in ast.walk(method):
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == first:
                     yield node
+
+
+def _is_static(method: Function) -> bool:
+    return any(getattr(d, "id", "") in ("staticmethod", "classmethod") for d in method.decorator_list)
 
 
 def _set_attributes(definition: ast.ClassDef) -> Iterator[str]:
@@ -198,6 +203,9 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
     report = Report("unknown", subject=case.name, doubts=doubts, tried=[] if doubts else _attempts(failures))
     ran = bound is not None and bound.form.layout == PLAIN and (bound.returned is None or bound.form.natural)
     own = None if ran or report.doubts else _own_failure(failures)
+    if own is not None and isinstance(own.error, RuntimeError) and (said := states_one_token(case)) is not None:
+        report.doubts.append(f"line {said} says that a call takes one token at a time")
+        own = None
     findings = [*_supplied(case), *_failed_imports(case)]
     if own is not None:
         report.subject, report.call = own.built, "" if own.called is None else f"forward({own.called})"

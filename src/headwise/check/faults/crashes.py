@@ -51,6 +51,21 @@ def definition_of(tree: ast.Module, name: str) -> ast.ClassDef | None:
     return next((n for n in reversed(tree.body) if isinstance(n, ast.ClassDef) and n.name == name), None)
 
 
+def missing_base(case: Case) -> Iterator[Finding]:
+    """A class with a forward method and layers of torch that is no nn.Module."""
+    if case.loaded is None or not inspect.isclass(case.target) or case.target.__mro__[1:] != (object,):
+        return
+    definition = definition_of(ast.parse(case.loaded.source), case.target.__name__)
+    methods = {n.name: n for n in definition.body if isinstance(n, Function)} if definition is not None else {}
+    if definition is None or "forward" not in methods or "__init__" not in methods or "__call__" in methods:
+        return
+    made = [n.func for n in ast.walk(methods["__init__"]) if isinstance(n, ast.Call)]
+    layers = [f for f in made if isinstance(f, ast.Attribute) and getattr(f.value, "id", "") == "nn"]
+    own = [f for f in made if isinstance(f, ast.Attribute) and f.attr in REGISTERING]
+    if layers or own:
+        yield Finding("missing-base", "it has a forward method and layers of torch.nn", definition.lineno)
+
+
 def _inherits_only_torch(cls: type) -> bool:
     return all(base is object or base.__module__.startswith("torch.") for base in cls.__mro__[1:])
 
@@ -138,6 +153,7 @@ def _bound_names(tree: ast.AST) -> Iterator[str]:
 def supplied(bound: Bound, reading: AttentionReading | None) -> Found:
     """Imports that were forgotten, and names that only the demo code defines."""
     yield from _supplied(bound.case)
+    yield from missing_base(bound.case)
 
 
 def _supplied(case: Case) -> Iterator[Finding]:
@@ -206,7 +222,7 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
     if own is not None and isinstance(own.error, RuntimeError) and (said := states_one_token(case)) is not None:
         report.doubts.append(f"line {said} says that a call takes one token at a time")
         own = None
-    findings = [*_supplied(case), *_failed_imports(case)]
+    findings = [*_supplied(case), *missing_base(case), *_failed_imports(case)]
     if own is not None:
         report.subject, report.call = own.built, "" if own.called is None else f"forward({own.called})"
         findings += [*_repaired(own.repaired, case), _crash(own)]
@@ -237,7 +253,8 @@ def _turned_output(bound: Bound) -> Finding | None:
     given = bound.inputs.query.shape
     for leaf in leaves(bound.returned)[:1]:
         if bound.form.layout == PLAIN and leaf.shape != given and sorted(leaf.shape) == sorted(given):
-            words = f"its shape is {tuple(leaf.shape)}, that of the input {tuple(given)}"
+            named = bound.sizes.named
+            words = f"its shape is {named(leaf.shape)}, that of the input {named(given)}"
             layers = {n.line for n in bound.trace.nodes if n.op in PRODUCTS}
             start = max((n.index for n in bound.trace.softmax_nodes()), default=0)
             moved = (n for n in bound.trace.nodes[start:] if n.op in SWAPS and _is_turned(n.value, leaf))

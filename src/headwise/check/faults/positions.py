@@ -1,5 +1,6 @@
 """Tables of learned biases by position: read at a length that reaches beyond their ends."""
 
+import contextlib
 from collections.abc import Iterator
 
 import torch
@@ -18,7 +19,9 @@ LENGTHS = (101, 37, 16)  # the first that runs; a distance of 100 is beyond most
 @of_stages
 def position_tables(bound: Bound, reading: AttentionReading) -> Found:
     """A table of biases by position must tell visible keys apart, and keys before a query from keys after it."""
-    if reading.scores is None or (reading.scores.bias is None and not reading.scores.relative and not _looked_up(bound)):
+    if reading.scores is None or (
+        reading.scores.bias is None and not reading.scores.relative and not _looked_up(bound)
+    ):
         return
     longer = _longer(bound)
     seen = None if longer is None else read(longer)
@@ -28,11 +31,16 @@ def position_tables(bound: Bound, reading: AttentionReading) -> Found:
         visible = seen.visible[0, 0]
         if _is_constant(table, visible):
             words = f"with {len(visible)} tokens, it is the same for every key that a query may see"
-            yield Finding("bias-constant", words, node.line)
+            yield Finding("bias-constant", words, _flattening_line(longer, node, visible) or node.line)
             return
         if (pair := _wrapped(table)) is not None:
-            words = f"with {len(visible)} tokens, a key {pair[0]} before the query has the bias of one {pair[1]} after it"
-            yield Finding("bias-wraps", words, node.line)
+            words = (
+                f"with {len(visible)} tokens, a key {pair[0]} before the query has the bias of one {pair[1]} after it"
+            )
+            before = [
+                longer.trace.nodes[p] for p in node.parents if not longer.trace.nodes[p].value.is_floating_point()
+            ]
+            yield Finding("bias-wraps", words, before[-1].line if before else node.line)
             return
     yield Note("good", "biases by position for longer inputs")
 
@@ -42,11 +50,10 @@ def _looked_up(bound: Bound) -> bool:
 
 
 def _longer(bound: Bound) -> Bound | None:
+    """The longest of some calls that run."""
     for length in LENGTHS:
-        try:
+        with contextlib.suppress(Exception):  # it does not take so many tokens
             return bound.of_length(length)
-        except Exception:  # it does not take so many tokens
-            continue
     return None
 
 
@@ -75,3 +82,12 @@ def _wrapped(table: Tensor) -> tuple[int, int] | None:
         return None
     after = {tuple(value[d].tolist()): d for d in range(T - 1, 0, -1)}
     return next(((d, after[key]) for d in range(1, T) if (key := tuple(value[-d].tolist())) in after), None)
+
+
+def _flattening_line(bound: Bound, node: Node, visible: Tensor) -> int | None:
+    """The first line on the way to the index that gives all visible keys of a row one number."""
+    T = len(visible)
+    behind = [*bound.trace.ancestors([node.index])]
+    whole = [n for n in reversed(behind) if tuple(n.value.shape) == (T, T) and n.index != node.index]
+    flat = (n.outermost for n in whole if _is_constant(n.value.reshape(T, T, 1).double(), visible))
+    return next(flat, None)

@@ -333,7 +333,7 @@ def _may_hide(bound: Bound) -> bool:
     """Whether the mask hides something in a longer input, or in a mode that an argument chooses."""
     tree = ast.parse(bound.case.source)
     literals = {name: [v for v in values if isinstance(v, str)] for name, values in compared(tree).items()}
-    taken = {a.arg for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) for a in (*n.args.args, *n.args.kwonlyargs)}
+    taken = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
     return any(len(literals.get(name, [])) > 1 for name in taken) or _hides_in_longer_input(bound)
 
 

@@ -133,7 +133,7 @@ TWO = "self, d_model, num_heads):"
 @pytest.mark.parametrize(
     ("form", "old", "new", "name", "severity", "words"),
     [
-        ("course", "mask == 0", "mask != 0", MASK, "wrong", "mask: 1 = mask out"),
+        ("course", "mask == 0", "mask != 0", MASK, "wrong", "mask: 1 hides a key, 0 keeps it"),
         ("course", "mask == 0", "~mask", MASK, "fragile", "(T, T) floats, raises TypeError"),
         ("interview", "mask == 0", "~mask", MASK, "wrong", "(T, T) floats, raises TypeError"),
         ("book", "scores = scores.masked_fill(self.mask[:T, :T].bool(), -math.inf)", "pass", MASK, "wrong",
@@ -287,7 +287,7 @@ def test_a_class_that_computes_what_the_reference_computes_is_right(mine, theirs
         ([(" / math.sqrt(self.d_k)", "")], "differs-from-reference", "returned[0][0, 0, 0] is"),
         ([("output, weights\n", "output, weights * 2\n")], "differs-from-reference", "returned[1][0, 0, 0, 0] is"),
         ([("output, weights\n", "output\n")], RETURN, "this returns a tensor (53, 5, 32)"),
-        ([("mask == 0", "mask != 0")], MASK, "here mask: 1 = mask out"),
+        ([("mask == 0", "mask != 0")], MASK, "here mask: 1 hides a key, 0 keeps it"),
         ([("mask == 0", "mask.unsqueeze(1) == 0")], MASK, "with mask of shape (B,1,T,S) and type bool, this raises"),
         ([("value, mask=None", "value"), ("None if mask is None else mask == 0", "None")], MASK,
          "this takes no such mask"),

@@ -89,5 +89,5 @@ def _flattening_line(bound: Bound, node: Node, visible: Tensor) -> int | None:
     T = len(visible)
     behind = [*bound.trace.ancestors([node.index])]
     whole = [n for n in reversed(behind) if tuple(n.value.shape) == (T, T) and n.index != node.index]
-    flat = (n.outermost for n in whole if _is_constant(n.value.reshape(T, T, 1).double(), visible))
+    flat = (n.line for n in whole if _is_constant(n.value.reshape(T, T, 1).double(), visible))
     return next(flat, None)

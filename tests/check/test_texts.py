@@ -225,7 +225,7 @@ def test_training_without_the_scale_is_named_although_it_draws_numbers(tmp_path)
         "        return self.out((weights",
     )
     right = drawn.replace("scores * 2", "scores")
-    assert judged(tmp_path, drawn).wrong[0].detail.endswith("(in training mode only)")
+    assert judged(tmp_path, drawn).cause == "training-differs"
     assert judged(tmp_path, right).verdict == "right"
 
 

@@ -16,10 +16,9 @@ from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, modules, tensors
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.questions import OUTPUT_NAME, idle_role, role_in
-from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
-from headwise.check.reading import AttentionReading, read
+from headwise.check.reading import AttentionReading
 from headwise.check.trace import PRODUCTS, RANDOM, error_line, find_attention, learner_line
 from headwise.check.vocabulary import plain
 
@@ -168,11 +167,6 @@ def _without_dropout(bound: Bound, masks: list[dict[str, Tensor]]) -> Iterator[F
     random = any(node.op in RANDOM for node in other.trace.nodes) and bound.repeats(thing) is not True
     if not random and bound.output is not None and other.output is not None and not _agree(other.output, bound.output):
         gap = _gap(other.output, bound.output)
-        seen = read(other)
-        named = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
-        if named:
-            yield replace(named[0], detail=f"{named[0].detail} (in training mode only)")
-            return
         line = _branch(bound, other)
         line = bound.case.condition_around(line, "training") or line or bound.case.line_with(r"self\.training")
         yield Finding("training-differs", f"without dropout, the results differ by up to {gap:.3g}", line)

@@ -362,10 +362,10 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-7, atol=1e-9, equal_nan=True)
 
 
-def described(returned: Any, sizes: CallSizes) -> str:
+def described(returned: Any, sizes: CallSizes | None = None) -> str:
     """`a tensor (batch 2, tokens 5, width 12)`, `a tuple of a tensor (batch 2, tokens 5, width 12) and None`"""
     if isinstance(returned, Tensor):
-        return f"a tensor {sizes.named(returned.shape)}"
+        return f"a tensor {tuple(returned.shape) if sizes is None else sizes.named(returned.shape)}"
     if isinstance(returned, Sequence) and not isinstance(returned, str):
         return (
             f"a {type(returned).__name__} of {' and '.join(described(part, sizes) for part in returned) or 'nothing'}"

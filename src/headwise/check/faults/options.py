@@ -291,9 +291,10 @@ def _kept_inside(bound: Bound, flags: dict[str, Any]) -> Found:
     if out is None or whole is None or alone is None or same(out, alone):
         yield Note("untried", f"what {next(iter(flags))} keeps")
     elif same(out, whole[:, cut:]):
-        yield from _mask_beside_cache(bound, flags) or [
-            Note("good", f"{next(iter(flags))}: same result token by token")
-        ]
+        wrong = _mask_beside_cache(bound, flags)
+        yield from wrong
+        if not wrong:
+            yield Note("good", f"{next(iter(flags))}: same result token by token")
     else:
         gap = float((out - whole[:, cut:]).abs().nan_to_num().max())
         if _is_right_when_new(bound, flags, parts):

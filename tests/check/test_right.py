@@ -24,7 +24,7 @@ def test_variant_is_called_a_variant_and_named(form, word):
 
 @pytest.mark.parametrize(
     ("form", "words"),
-    [(KeepMask, "1 = keep"), (DropMask, "1 = mask out"), (Lengths, "how many keys of each sample are real")],
+    [(KeepMask, "1 keeps a key"), (DropMask, "1 hides a key"), (Lengths, "how many keys of each sample are real")],
     ids=["keep", "drop", "lengths"],
 )
 def test_meaning_of_a_mask_is_measured_and_printed(form, words):

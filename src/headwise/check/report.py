@@ -1,5 +1,7 @@
 """What the checker says: a verdict, what was understood, the findings, and what was measured."""
 
+import re
+import textwrap
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -17,7 +19,8 @@ WORDS = {
 MARKS = {"verified": "✓", "not judged": "?", "does not apply": "–", "failed": "✗"}
 LABEL = {"wrong": "WRONG", "fragile": "FRAGILE", "slow": "SLOW", "style": "STYLE"}
 INDENT = " " * 8
-OWN = "in its own process: "  # what follows is known only from the process that ran the file
+OWN = "*"  # marks what is known only from the process that ran the file
+FOOTNOTE = "* tested only inside the process that ran your file; the rest was checked again from outside"
 EQUAL = "equals the reference with your own weights"
 
 
@@ -37,8 +40,9 @@ class Item:
         return cls(name, _one_of(data["status"], MARKS), words, _of_shape(data.get("own", False), SHAPES[bool], "own"))
 
     def __str__(self) -> str:
-        status = "not judged: " if self.status == "not judged" else OWN if self.own else ""
-        return f"{MARKS[self.status]} {status}{self.name}{': ' + self.words if self.words else ''}"
+        status = "not judged: " if self.status == "not judged" else ""
+        own = OWN if self.own and not status else ""
+        return f"{MARKS[self.status]} {status}{self.name}{own}{': ' + self.words if self.words else ''}"
 
 
 @dataclass
@@ -112,7 +116,7 @@ class Report:
         """The text, line by line."""
         out = [f"{self.subject} · {self.call}" if self.call else self.subject] if self.subject else []
         out += [f"{INDENT}assumed: {words}" for words in self.assumed]
-        out += [f"mask    {line}" for line in self.masks]
+        out += [f"mask    argument {line}" for line in self.masks]
         out += self._verdict_lines()
         for finding in self.wrong:
             out += _finding_lines(finding)
@@ -136,10 +140,12 @@ class Report:
 
     def _verdict_lines(self) -> list[str]:
         if self.verdict in ("right", "variant", "partial"):
-            named = [OWN + words if words in self.own_variants else words for words in self.variants]
+            named = [words + OWN if words in self.own_variants else words for words in self.variants]
             words = f"a known variant: {'; '.join(named)}" if named else EQUAL
             label = "RIGHT   " if self.verdict != "partial" else "RIGHT AS FAR AS TESTED  "
-            return [label + words, *(INDENT + str(item) for item in self.certificate)]
+            lines = [label + words, *(INDENT + str(item) for item in self.certificate)]
+            marked = self.own_variants or any(item.own and item.status != "not judged" for item in self.certificate)
+            return [*lines, INDENT + FOOTNOTE] if marked else lines
         if self.verdict == "wrong":
             return [f"{INDENT}a variant: {'; '.join(self.variants)}"] if self.variants else []
         if self.verdict == "unfinished":
@@ -157,6 +163,21 @@ class Report:
         lines += [f"{INDENT}not understood: {doubt}" for doubt in self.doubts]
         lines += [] if self.stops is None else [f"{INDENT}it ends at line {self.stops}"]
         return [*lines, f"{INDENT}hint: {self.hint}"]
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """A line of a report in lines that fit; what follows is indented like the words of the first.
+
+    >>> wrapped("WRONG   scores are not scaled", 20)
+    ['WRONG   scores are', '        not scaled']
+    """
+    start = re.match(r" *(?:[✓?–✗] |why:  |next: |(?:[A-Z]+|mask|jail) +)?", line)
+    indent = " " * max(len(INDENT), start.end() if start else 0)
+    made = textwrap.wrap(
+        line, max(width, 2 * len(indent)), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
+        drop_whitespace=True,
+    )  # fmt: skip
+    return made or [""]
 
 
 def steps_in_words(done: list[str]) -> str:

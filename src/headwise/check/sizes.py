@@ -1,5 +1,6 @@
 """The sizes of a test call, and the value that a name of known meaning gets."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -33,6 +34,22 @@ class CallSizes:
     def out(self) -> int:
         """The width of the output."""
         return self.O or self.E
+
+    def named(self, shape: Iterable[int]) -> str:
+        """A shape with the names of its axes, as far as their sizes tell.
+
+        >>> CallSizes().named((53, 5, 32))
+        '(batch 53, tokens 5, width 32)'
+        """
+        known = {
+            self.D: "head width",
+            self.H: "heads",
+            self.E: "width",
+            self.S: "keys",
+            self.T: "tokens",
+            self.B: "batch",
+        }
+        return f"({', '.join(f'{known[size]} {size}' if size in known else str(size) for size in shape)})"
 
 
 # Every size is different from the others of its setting, and heads are both more and fewer than the numbers in one.

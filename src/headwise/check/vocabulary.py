@@ -54,7 +54,7 @@ SETTINGS = (
     Meaning(
         "head_width",
         "dk dq dhead keydim depth dimkey headfeatures dkey dquery qkdim dimq dimk qdim kdim dkv dqk headchannels "
-        "dimperhead hd dh",
+        "dimperhead hd dh drope dnope ropedim nopedim dimrope dimnope",
     ),
     Meaning(
         "context",
@@ -137,6 +137,7 @@ VALUES: tuple[tuple[str, Any], ...] = (
     (r"batchfirst", True),
     (r"name", "attention"),
     (r"startpos", 0),
+    (r"(d|dim|q|kv|k|v)*(lora|latent|low|bottleneck)*rank", 12),
 )
 WEIGHTS_IN = Meaning(
     "weights",

@@ -7,7 +7,7 @@ from typing import Any
 
 from headwise.check import sandbox
 from headwise.check.mistakes import MISTAKES
-from headwise.check.report import LABEL, WORDS, Report
+from headwise.check.report import LABEL, WORDS, Report, wrapped
 from headwise.cli.console import add_json, console, late_status, print_json
 
 EXAMPLES = """examples:
@@ -99,7 +99,8 @@ def _missing(path: Path) -> str:
 def show(report: Report) -> None:
     """Print the report, with the first word of each line in color."""
     out = console()
-    for line in report.lines():
+    width = out.width if out.is_terminal else sys.maxsize  # a pipe gets whole lines, for grep
+    for line in (part for whole in report.lines() for part in wrapped(whole, width)):
         out.print(_colored(line), soft_wrap=True)
     if report.solution:
         out.print()

@@ -20,11 +20,13 @@ from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, call_parameters, entry, leaves, modules, prepare, quiet
 from headwise.check.code.loader import Case
 from headwise.check.faults.mask_meaning import measured
+from headwise.check.faults.stages import stage_findings
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report
 from headwise.check.trace import error_line
 
+MIXING = ("split-view", "merge-view", "softmax-axis", "attends-over-heads", "attends-over-batch", "batch-leak")
 WRAPPER_LACKS = ("too-wide", "no-out-proj")  # mistakes anywhere but in a document that shows such a wrapper
 
 
@@ -229,7 +231,7 @@ class Deviations:
         returned = self.example if runs else self.bound.returned
         B, T = self.bound.inputs.query.shape[:2]
         S, H = self.inputs.key.shape[1], self.bound.sizes.H
-        words = f"{self.form.returned}; this returns {described(returned)}"
+        words = f"{self.form.returned}; this returns {described(returned, self.bound.sizes)}"
         if not self.form.weights:
             if not isinstance(returned, Tensor) or returned.shape[:2] != (B, T):
                 yield "wrong", words
@@ -241,6 +243,10 @@ class Deviations:
     # Masks.
 
     def _mask_problems(self) -> Iterator[Problem]:
+        if self.reading is not None and any(f.name in MIXING for f in stage_findings(self.bound, self.reading)):
+            if self.form.causal and self.reading.pattern == "full":
+                yield "wrong", "a causal mask of its own; here a token sees later ones"
+            return  # tokens are mixed whatever the mask hides, and that has a name of its own
         if not self._binds(len(self.form.inputs)) or isinstance(self.example, Exception):
             own = _outcome(lambda: self.bound.call(self.bound.inputs))
             hides = isinstance(own, Exception) or self._hides_future(self.bound.call, self.bound.inputs)
@@ -280,7 +286,7 @@ class Deviations:
                 if isinstance(outcome, Exception)
                 else "does not hide the future"
             )
-            asked = f"{self.form.mask}: 1 = keep, broadcast to (B, H, T, S)"
+            asked = f"{self.form.mask}: 1 keeps a key, 0 hides it, broadcast to (B, H, T, S)"
             yield (
                 "wrong" if broken else "fragile",
                 f"{asked}; here a lower triangle of ones, {words}, {why}{self._measured_mask()}",
@@ -356,12 +362,14 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-7, atol=1e-9, equal_nan=True)
 
 
-def described(returned: Any) -> str:
-    """`a tensor (2, 5, 12)`, `a tuple of a tensor (2, 5, 12) and None`"""
+def described(returned: Any, sizes: CallSizes | None = None) -> str:
+    """`a tensor (batch 2, tokens 5, width 12)`, `a tuple of a tensor (batch 2, tokens 5, width 12) and None`"""
     if isinstance(returned, Tensor):
-        return f"a tensor {tuple(returned.shape)}"
+        return f"a tensor {tuple(returned.shape) if sizes is None else sizes.named(returned.shape)}"
     if isinstance(returned, Sequence) and not isinstance(returned, str):
-        return f"a {type(returned).__name__} of {' and '.join(described(part) for part in returned) or 'nothing'}"
+        return (
+            f"a {type(returned).__name__} of {' and '.join(described(part, sizes) for part in returned) or 'nothing'}"
+        )
     return "None" if returned is None else f"a {type(returned).__name__}"
 
 

@@ -22,6 +22,7 @@ HIDDEN = (
     r"|invisible|disallowed|excluded?)"
 )
 BATCH = r"(?:batch\w*|bs|bsz|b|n)"
+DESCRIBED = r"\bshape\b\W{0,4}[(\[]\s*batch\w*\s*,\s*\w+\s*,\s*\w+\s*[)\]]"  # of an input, in a docstring
 ADDED = re.compile(r"\badd(ed|itive)\b|\bnegative\b|-\s*inf|-\s*1e\d", re.IGNORECASE)
 NOUN = r"(?:\s+(?:entry|entries|values?|elements?|bits?))?"
 PHRASE = re.compile(rf"\b({ON}|{OFF})\b{NOUN}{LINK}{FILLER}{NOT}{FILLER}\W{{0,3}}({SEEN}|{HIDDEN})\b", re.IGNORECASE)
@@ -96,6 +97,20 @@ def states_one_length(case: Case, first: str, second: str) -> int | None:
     return found[second][1]
 
 
+def states_one_token(case: Case) -> int | None:
+    """The line that says that a call takes one token at a time; None where none does."""
+    said = rf"\b(?:one|single) token\b|token by token|[(\[]\s*{BATCH}\s*,\s*1\s*,"
+    return next((line for line, text in _statements(case) if re.search(said, text, re.IGNORECASE)), None)
+
+
+def states_strict(case: Case) -> int | None:
+    """The line that says that a token does not see itself; None where none does."""
+    hidden = r"(?:not|never|cannot|except|excluding|exclude[sd]?|without|other than|but)"
+    penalty = r"own (?:position|key|score)s? (?:gets?|is|are) (?:-|\u2212|minus|hidden|masked|excluded|penali[sz]ed)"
+    said = rf"\b{hidden}\b[^.,;]{{0,30}}\bitself\b|\bstrict(?:ly)? (?:causal|past|earlier|before|lower)|{penalty}"
+    return next((line for line, text in _statements(case) if re.search(said, text, re.IGNORECASE)), None)
+
+
 def _computes(text: str, name: str) -> bool:
     """Whether there is code before a comment that does more than take this argument or ask whether it is there."""
     code = text.partition("#")[0].strip() if "#" in text else ""
@@ -110,6 +125,7 @@ def states_batch_first(case: Case, names: Iterable[str]) -> int | None:
         n for n, text in _statements(case) if re.search(said, text, re.I) and not re.search("not batch", text, re.I)
     ]
     second = [n for n, text in _statements(case) if re.search(rf"[(\[]\s*\w+\s*,\s*{BATCH}\s*,", text, re.I)]
+    first = first or [n for n, text in _statements(case) if re.search(DESCRIBED, text, re.I) and "#" not in text]
     return first[0] if first and not second else None
 
 

@@ -552,7 +552,7 @@ class Case:
         nodes = [*ast.walk(ast.parse(self.source))]
         stored = [n for n in nodes if isinstance(n, ast.Assign) and len(n.targets) == 1]
         idle = [n.lineno for n in stored if ast.unparse(n.targets[0]) == ast.unparse(n.value)]
-        idle += [n.lineno for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Name)]
+        idle += [n.lineno for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Name | ast.Attribute)]
         return min(idle, default=None)
 
     def line_of_size(self, line: int | None) -> int | None:

@@ -18,6 +18,7 @@ from headwise.check.faults import (
     masks,
     options,
     portability,
+    positions,
     settings,
     sizes,
     speed,
@@ -80,6 +81,7 @@ IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
     settings.own_defaults,
     settings.constructor_options,
     chunks.chunks,
+    positions.position_tables,
     options.caches,
     decoding.extended_cache,
     decoding.positioned_cache,
@@ -138,6 +140,7 @@ CERTIFICATE: dict[str, tuple[Fault, ...]] = {
         sizes.other_length,
         sizes.other_lengths,
         chunks.chunks,
+        positions.position_tables,
     ),
     "every branch was taken": (branches.hidden_branches, branches.every_branch),
     "nothing is read from outside the class": (
@@ -199,7 +202,8 @@ class Examination:
             try:
                 found = list(fault(bound, reading))
             except Exception as error:  # a fault of the checker must never read as a fault of the learner
-                found = [Note("doubt", own_fault(error))]
+                memory = "allocate memory" in str(error) or isinstance(error, MemoryError)
+                found = [Note("untried", "it needs too much memory") if memory else Note("doubt", own_fault(error))]
             self.by_fault[fault] = [result for result in found if getattr(result, "name", "") not in accepted]
 
     def certificate(self) -> list[Item]:

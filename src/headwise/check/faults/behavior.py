@@ -18,6 +18,7 @@ from headwise.check.faults.questions import influence as influence_of
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, read
+from headwise.check.trace import VIEWS
 from headwise.check.vocabulary import plain
 
 ASKS = re.compile(r"(return|need|output|with|average)\w*(weight|att|map)")  # an argument that asks for weights
@@ -69,7 +70,7 @@ def repeated_calls(bound: Bound, reading: AttentionReading | None) -> Found:
         words = (
             f"a new object with the same weights gives a result that differs by {float((new - third).abs().max()):.3g}"
         )
-        yield Finding("remembers-calls", words, bound.case.line_of_state())
+        yield Finding("remembers-calls", words, bound.case.idle_line() or bound.case.line_of_state())
         return
     if second is None or second.shape != first.shape or not same(first.nan_to_num(), second.nan_to_num()):
         gap = (
@@ -78,7 +79,7 @@ def repeated_calls(bound: Bound, reading: AttentionReading | None) -> Found:
             else f"{float((first - second).abs().max()):.3g}"
         )
         words = f"after a call with another input, the difference is {gap}"
-        yield Finding("remembers-calls", words, bound.case.line_of_state())
+        yield Finding("remembers-calls", words, bound.case.idle_line() or bound.case.line_of_state())
 
 
 def _of_a_new_object(bound: Bound, inputs: Inputs) -> Tensor | None:
@@ -140,7 +141,18 @@ def influence(bound: Bound, reading: AttentionReading | None) -> Found:
     does = "influences" if moved[i, j] else "does not influence"
     words = f"token {j} {does} the output of token {i}; by its weights it should{'' if expected[i, j] else ' not'}"
     alone = not (moved & ~torch.eye(len(moved), dtype=torch.bool)).any()
-    yield Finding("tokens-alone" if alone else "influence", words)
+    yield Finding("tokens-alone" if alone else "influence", words, _reinterpreting_line(bound, reading))
+
+
+def _reinterpreting_line(bound: Bound, reading: AttentionReading) -> int | None:
+    """The first line that gives a tensor (batch, tokens, heads) the shape (batch, heads, tokens) by a view."""
+    B, H, T, _ = reading.core.weights.shape
+    nodes = bound.trace.nodes
+    for node in (n for n in nodes if n.op in VIEWS and n.parents and n.line is not None):
+        before = nodes[node.parents[0]].value.shape
+        if before[:3] == (B, T, H) and node.value.shape[:3] == (B, H, T):
+            return node.line
+    return None
 
 
 def _expected_influence(bound: Bound, reading: AttentionReading) -> Tensor | None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from headwise.check.binding import Bound, Failure
 from headwise.check.calls import PLAIN, Repaired, leaves
+from headwise.check.code.intent import states_one_token
 from headwise.check.code.loader import Case, globals_read, imports_missing_in_siblings, names_used, stand_ins_used
 from headwise.check.mistakes import Finding, Found, settled
 from headwise.check.reading import AttentionReading
@@ -50,6 +51,21 @@ def definition_of(tree: ast.Module, name: str) -> ast.ClassDef | None:
     return next((n for n in reversed(tree.body) if isinstance(n, ast.ClassDef) and n.name == name), None)
 
 
+def missing_base(case: Case) -> Iterator[Finding]:
+    """A class with a forward method and layers of torch that is no nn.Module."""
+    if case.loaded is None or not inspect.isclass(case.target) or case.target.__mro__[1:] != (object,):
+        return
+    definition = definition_of(ast.parse(case.loaded.source), case.target.__name__)
+    methods = {n.name: n for n in definition.body if isinstance(n, Function)} if definition is not None else {}
+    if definition is None or "forward" not in methods or "__init__" not in methods or "__call__" in methods:
+        return
+    made = [n.func for n in ast.walk(methods["__init__"]) if isinstance(n, ast.Call)]
+    layers = [f for f in made if isinstance(f, ast.Attribute) and getattr(f.value, "id", "") == "nn"]
+    own = [f for f in made if isinstance(f, ast.Attribute) and f.attr in REGISTERING]
+    if layers or own:
+        yield Finding("missing-base", "it has a forward method and layers of torch.nn", definition.lineno)
+
+
 def _inherits_only_torch(cls: type) -> bool:
     return all(base is object or base.__module__.startswith("torch.") for base in cls.__mro__[1:])
 
@@ -79,11 +95,15 @@ def _unset_attributes(definition: ast.ClassDef, cls: type) -> Iterator[Finding]:
 
 def _of_self(definition: ast.ClassDef) -> Iterator[ast.Attribute]:
     for method in definition.body:
-        if isinstance(method, Function) and method.args.args:
+        if isinstance(method, Function) and method.args.args and not _is_static(method):
             first = method.args.args[0].arg
             for node in ast.walk(method):
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == first:
                     yield node
+
+
+def _is_static(method: Function) -> bool:
+    return any(getattr(d, "id", "") in ("staticmethod", "classmethod") for d in method.decorator_list)
 
 
 def _set_attributes(definition: ast.ClassDef) -> Iterator[str]:
@@ -133,6 +153,7 @@ def _bound_names(tree: ast.AST) -> Iterator[str]:
 def supplied(bound: Bound, reading: AttentionReading | None) -> Found:
     """Imports that were forgotten, and names that only the demo code defines."""
     yield from _supplied(bound.case)
+    yield from missing_base(bound.case)
 
 
 def _supplied(case: Case) -> Iterator[Finding]:
@@ -198,7 +219,10 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
     report = Report("unknown", subject=case.name, doubts=doubts, tried=[] if doubts else _attempts(failures))
     ran = bound is not None and bound.form.layout == PLAIN and (bound.returned is None or bound.form.natural)
     own = None if ran or report.doubts else _own_failure(failures)
-    findings = [*_supplied(case), *_failed_imports(case)]
+    if own is not None and isinstance(own.error, RuntimeError) and (said := states_one_token(case)) is not None:
+        report.doubts.append(f"line {said} says that a call takes one token at a time")
+        own = None
+    findings = [*_supplied(case), *missing_base(case), *_failed_imports(case)]
     if own is not None:
         report.subject, report.call = own.built, "" if own.called is None else f"forward({own.called})"
         findings += [*_repaired(own.repaired, case), _crash(own)]
@@ -229,7 +253,8 @@ def _turned_output(bound: Bound) -> Finding | None:
     given = bound.inputs.query.shape
     for leaf in leaves(bound.returned)[:1]:
         if bound.form.layout == PLAIN and leaf.shape != given and sorted(leaf.shape) == sorted(given):
-            words = f"its shape is {tuple(leaf.shape)}, that of the input {tuple(given)}"
+            named = bound.sizes.named
+            words = f"its shape is {named(leaf.shape)}, that of the input {named(given)}"
             layers = {n.line for n in bound.trace.nodes if n.op in PRODUCTS}
             start = max((n.index for n in bound.trace.softmax_nodes()), default=0)
             moved = (n for n in bound.trace.nodes[start:] if n.op in SWAPS and _is_turned(n.value, leaf))
@@ -317,7 +342,8 @@ def _refuses_every_type(calls: list[Failure]) -> Failure | None:
 def _is_own(first: Failure, calls: list[Failure], inside: list[Failure]) -> bool:
     if first.called is not None and not _form_is_certain(first, calls):
         return False
-    kinds = {(type(f.error), str(f.error), f.line) for f in inside if "NoneType" not in str(f.error)}
+    guesses = first.called is None and not first.natural  # then None is one of the values that were tried
+    kinds = {(type(f.error), str(f.error), f.line) for f in inside if guesses or "NoneType" not in str(f.error)}
     always = len(kinds) == 1 and isinstance(first.error, CERTAIN)
     if _may_be_ours(first) or not (first.natural or always):
         return False

@@ -34,7 +34,7 @@ LENGTH_MEANINGS = (
 IDS = "(B,T) numbers of documents"
 DOCUMENTS = re.compile(r"(doc|document|seg|segment|sample|seq|sequence|pack\w*)(ids?|idx|index|indices|s)")
 MEANING = {
-    "keep": "1 = keep", "drop": "1 = mask out", "additive": "added to the scores",
+    "keep": "1 keeps a key, 0 hides it", "drop": "1 hides a key, 0 keeps it", "additive": "added to the scores",
     "prefix": "how many first tokens of each sample see each other",
 }  # fmt: skip
 
@@ -84,7 +84,7 @@ class MaskArgument:
         return next((t for t in self.tried if t.meaning == meaning and shape in (None, t.shape)), None)
 
     def words(self) -> str:
-        """`mask: 1 = keep, shapes (B,1,T,S) (T,S)`"""
+        """`mask: 1 keeps a key, 0 hides it, in shapes (B,1,T,S) (T,S)`"""
         if not self.tried:
             return f"{self.name}: not judged, {self.layout}"
         if self.shapes() == [LENGTHS] and self.meaning == "keep":
@@ -92,7 +92,7 @@ class MaskArgument:
         if self.shapes() == [IDS]:
             return f"{self.name}: the document that every token belongs to"
         meaning = MEANING.get(self.meaning, "what it does could not be determined")
-        return f"{self.name}: {meaning}" + (f", shapes {' '.join(self.shapes())}" if self.shapes() else "")
+        return f"{self.name}: {meaning}" + (f", in shapes {' '.join(self.shapes())}" if self.shapes() else "")
 
 
 def measured(bound: Bound, reading: AttentionReading | None) -> list[MaskArgument]:

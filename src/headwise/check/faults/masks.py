@@ -232,7 +232,10 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
         yield from _crash(argument) if not needed else ()
     elif tried is not None and tried.meaning == "leaks" and meanings <= {"leaks", "none", "other"}:
         words = f"argument {argument.name}, shape {tried.shape}: hidden keys keep some weight"
-        yield Finding("mask-leaks", words, tried.line or reading.core.softmax_line)
+        seen = read(bound.called({argument.name: tried.mask.clone()}))
+        twice = seen is not None and seen.core.earlier_softmax() is not None
+        line = seen.core.softmax_line if seen is not None and twice else tried.line or reading.core.softmax_line
+        yield Finding("softmax-twice" if twice else "mask-leaks", words, line)
     elif tried is not None and meanings <= {"nan", "none"}:
         words = f"argument {argument.name}, shape {tried.shape}: the weights are NaN"
         yield Finding("mask-nan", words, tried.line or reading.core.softmax_line)
@@ -286,7 +289,8 @@ def _unused_line(bound: Bound, argument: MaskArgument) -> int | None:
     if (line := _vain_line(bound, argument)) is not None:
         return line
     nodes = find_attention(bound.trace)
-    return bound.case.line_with(rf"\b{argument.name}\b") if nodes is None else nodes.softmax[0].outermost
+    unread = bound.case.never_reads(argument.name)
+    return bound.case.line_with(rf"\b{argument.name}\b") if nodes is None or unread else nodes.softmax[0].outermost
 
 
 def _vain_line(bound: Bound, argument: MaskArgument) -> int | None:

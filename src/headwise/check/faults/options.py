@@ -241,10 +241,45 @@ def caches(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Note("untried", f"the argument {names[0]}")
 
 
+def _mask_beside_cache(bound: Bound, flags: dict[str, Any]) -> list[Finding]:
+    """A mask that is larger than the input and cut to it must be cut to the rows of the new tokens with a cache."""
+    T, context = bound.sizes.T, bound.sizes.context
+    large = torch.ones(context, context, dtype=torch.float64).tril()
+    for name in bound.form.masks:
+        for mask in (large, large[None], large[None, None]):
+            first, cut = (bound.output_of(bound.inputs, {name: m}) for m in (mask.clone(), mask[..., :T, :T].clone()))
+            if first is None or cut is None or not same(first.nan_to_num(), cut.nan_to_num()) or bound.gives(first):
+                continue  # it takes masks of the size of the input only
+            thing, last = _fresh(bound), Inputs(*(x[:, T - 1 :] for x in bound.inputs))
+            bound.output_of(Inputs(*(x[:, : T - 1] for x in bound.inputs)), flags | {name: mask.clone()}, thing)
+            words = f"with a cache of {T - 1} tokens and {name} of shape {tuple(mask.shape)}, the next token"
+            try:
+                other = bound.called(flags | {name: mask.clone()}, thing=thing, inputs=last)
+            except Exception as error:
+                said = f"{words} raises {type(error).__name__}: {error}".splitlines()[0][:200]
+                return [Finding("cache-differs", said, error_line(error, bound.case.filename))]
+            if other.output is None or not same(other.output.nan_to_num(), first[:, T - 1 :].nan_to_num()):
+                usual = {n.line for n in bound.trace.nodes}
+                cuts = [n.line for n in other.trace.nodes if n.op == "slice" and n.line and n.line not in usual]
+                shape = next((tuple(leaf.shape) for leaf in leaves(other.returned)), ())
+                said = f"{words} gives {shape[1]} rows" if len(shape) > 1 and shape[1] != 1 else f"{words} differs"
+                return [Finding("cache-differs", said, cuts[-1] if cuts else None)]
+    return []
+
+
+def _fresh(bound: Bound) -> Any:
+    """An object with the same weights that was never called, or a copy where none can be made."""
+    with contextlib.suppress(Exception):
+        thing = bound.rebuilt()
+        thing.load_state_dict(bound.thing.state_dict())
+        return thing
+    return copy.deepcopy(bound.thing)
+
+
 def _kept_inside(bound: Bound, flags: dict[str, Any]) -> Found:
     """A cache that the object keeps itself: the last token after the others must get what it gets among them."""
     cut, whole = bound.sizes.T - 1, bound.output
-    thing = copy.deepcopy(bound.thing)
+    thing = _fresh(bound)
     parts = [Inputs(*(x[:, part] for x in bound.inputs)) for part in (slice(0, cut), slice(cut, None))]
     bound.output_of(parts[0], flags, thing)
     try:
@@ -256,7 +291,10 @@ def _kept_inside(bound: Bound, flags: dict[str, Any]) -> Found:
     if out is None or whole is None or alone is None or same(out, alone):
         yield Note("untried", f"what {next(iter(flags))} keeps")
     elif same(out, whole[:, cut:]):
-        yield Note("good", f"{next(iter(flags))}: same result token by token")
+        wrong = _mask_beside_cache(bound, flags)
+        yield from wrong
+        if not wrong:
+            yield Note("good", f"{next(iter(flags))}: same result token by token")
     else:
         gap = float((out - whole[:, cut:]).abs().nan_to_num().max())
         if _is_right_when_new(bound, flags, parts):

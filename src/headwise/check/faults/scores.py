@@ -1,5 +1,6 @@
 """Mistakes between scores and weights: softmax, scale, and the pattern of visible keys."""
 
+import ast
 import contextlib
 import math
 import re
@@ -11,6 +12,8 @@ from torch import Tensor
 from headwise.check.arguments import constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import modules, signature, tensors
+from headwise.check.code.choices import compared
+from headwise.check.code.intent import states_strict
 from headwise.check.faults.questions import PARTIAL, asked_heads, near, of_stages, triangle_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
@@ -254,6 +257,8 @@ def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
     elif kind in ("future", "later"):
         where = made or triangle_line(bound.case, reading) or line
         yield Finding("causal-inverted", "a token sees the tokens after it and not those before", where)
+    elif kind == "strict" and (said := states_strict(bound.case)) is not None:
+        yield Note("variant", f"a built-in causal mask that hides a token from itself, as line {said} says")
     elif kind == "strict":
         where = triangle_line(bound.case, reading) or made or line
         yield Finding("causal-off-by-one", "a token does not see itself", where)
@@ -309,7 +314,7 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
         words = "its name says so, and every token sees the tokens after it"
         flag = bound.case.line_with(r"is_causal\s*=\s*False")
         yield Finding("causal-ignored", words, flag or bound.case.idle_line() or core.softmax_line)
-    if idle is not None and not bound.form.fixed_tensor and built_in and not _hides_in_longer_input(bound):
+    if idle is not None and not bound.form.fixed_tensor and built_in and not _may_hide(bound):
         words = "a position mask is applied, but the slice that is used hides nothing"
         made = next((n for n in core.trace.nodes if n.op in ("tril", "triu")), None)
         empty = made is not None and len(made.value.unique()) == 1
@@ -322,6 +327,14 @@ def _says_causal(bound: Bound) -> bool:
     config = [] if bound.built.config is None else bound.built.config.asked
     switched = _has_causal_switch(bound) or any("causal" in plain(name) for name in config)
     return named and not bound.form.masks and not switched
+
+
+def _may_hide(bound: Bound) -> bool:
+    """Whether the mask hides something in a longer input, or in a mode that an argument chooses."""
+    tree = ast.parse(bound.case.source)
+    literals = {name: [v for v in values if isinstance(v, str)] for name, values in compared(tree).items()}
+    taken = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    return any(len(literals.get(name, [])) > 1 for name in taken) or _hides_in_longer_input(bound)
 
 
 def _hides_in_longer_input(bound: Bound) -> bool:

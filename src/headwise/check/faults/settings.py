@@ -11,7 +11,7 @@ from typing import Any
 
 from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, entry_code
+from headwise.check.calls import PLAIN, entry_code, tensors
 from headwise.check.code.choices import annotated, compared, kept_as
 from headwise.check.configuration import uses_of
 from headwise.check.faults.masks import CAUSAL_FLAGS
@@ -57,6 +57,10 @@ def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, va
         yield Finding("option-ignored", said, bound.case.line_with(rf"\bself\.{name}\b(?!\s*=)"))
         return
     if bound.gives(other.output):
+        if _is_bias(name) and len(tensors(other.thing)) == len(tensors(bound.thing)):
+            line = bound.case.line_with(r"\bbias\s*=\s*(True|False)\b(?!.*def)") or bound.case.line_with("def __init__")
+            yield Finding("option-ignored", f"{words} adds no bias and removes none", line)
+            return
         yield Note("good", words)
         yield from returned_with(other, name, value)
         return

@@ -85,7 +85,8 @@ def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:
     T, S = bound.inputs.query.shape[1], bound.inputs.key.shape[1]
     H, line = asked_heads(bound) or bound.sizes.H, reading.core.score_line
     words = f"the weights are a table of {rows}×{columns} for {T} tokens"
-    if columns == rows and rows in (bound.sizes.D, bound.sizes.E) and rows != H:
+    summed = reading.core.query.shape[-1]  # over how many numbers the first product sums
+    if columns == rows and rows in (bound.sizes.D, bound.sizes.E) and rows != H and summed % T == 0:
         yield Finding("attends-over-features", words, line)
     elif columns == rows == H or columns in (bound.sizes.H, bound.sizes.D):
         by_name = re.search("einsum|rearrange", bound.case.text(line)) is not None

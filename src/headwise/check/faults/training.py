@@ -26,6 +26,7 @@ ROLES = ("query", "key", "value")
 TWINS = (("q", "k", "v"), ("query", "key", "value"), ("queries", "keys", "values"), ("Q", "K", "V"))
 DRAWS = 600  # samples of one input, which differ only by what dropout leaves out
 SMALL = 1e-5  # relative change of weights, far above rounding
+STEPS = 3  # of training, from the values that the constructor gives
 STEP = 1e-4  # of finite differences, of fourth order
 SIGMAS = 7.0  # a mean this far from the expected value is no accident, of some thousand numbers
 OTHER_MODES = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -163,7 +164,7 @@ def _without_dropout(bound: Bound, masks: list[dict[str, Tensor]]) -> Iterator[F
         words = f"after train(): {type(error).__name__}: {error}".splitlines()[0][:160]
         yield Finding("training-differs", words, error_line(error, bound.case.filename))
         return
-    random = any(node.op in RANDOM for node in other.trace.nodes)  # a probability that we cannot set
+    random = any(node.op in RANDOM for node in other.trace.nodes) and bound.repeats(thing) is not True
     if not random and bound.output is not None and other.output is not None and not _agree(other.output, bound.output):
         gap = _gap(other.output, bound.output)
         line = _branch(bound, other)
@@ -187,7 +188,7 @@ def _drops_all(bound: Bound, thing: Any) -> Iterator[Finding]:
 
 def _branch(bound: Bound, other: Bound) -> int | None:
     """The first line that only one of two calls has executed."""
-    first, second = ({n.line for n in b.trace.nodes if n.line} for b in (bound, other))
+    first, second = ({n.outermost for n in b.trace.nodes if n.outermost} for b in (bound, other))
     return min(first ^ second, default=None)
 
 
@@ -314,7 +315,7 @@ def _is_linear(many: Bound, reading: AttentionReading) -> bool:
     out = reading.output
     if out is None or out.before or out.after or not out.last:
         return False
-    softmax = reading.core.nodes.softmax[0].index
+    softmax = min((n.index for n in many.trace.softmax_nodes()), default=reading.core.nodes.softmax[0].index)
     first = next((n.index for n in many.trace.nodes if n.op in RANDOM), None)
     return first is not None and first > softmax
 
@@ -350,7 +351,8 @@ def gradients(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Finding("no-gradient", "the output does not require a gradient", _cut_line(bound))
     elif out is not None:
         found = list(_without_gradient(bound, named, reading)) or wrong_slope(bound)
-        yield from found or _behind_masks(bound, reading)
+        found = found or list(_behind_masks(bound, reading))
+        yield from found or _stuck(bound)
     for tensor in named.values():
         tensor.grad = None
 
@@ -400,9 +402,36 @@ def _without_gradient(bound: Bound, named: dict[str, Tensor], reading: Attention
     makers = {n for part in maps if part is not None for n in part.role.names}  # not a table of which few rows are read
     projections += [n for n in makers & set(named) - set(dead) - set(cut) if _has_idle_rows(named[n], reading)]
     if projections:
-        yield Finding("unused-projection", _some(projections), _line_of_absence(bound, reading, projections[0]))
+        live = {n.partition(".")[0] for n in named if n not in dead}
+        line = _line_of_second_use(bound, projections[0].partition(".")[0], live)
+        line = line or _line_of_absence(bound, reading, projections[0])
+        yield Finding("unused-projection", _some(projections), line)
     elif unused:
         yield Finding("dead-parameter", _some(unused))
+
+
+def _stuck(bound: Bound) -> Iterator[Finding]:
+    """Weights that stay at zero in a few steps of training from the values that the constructor gives them."""
+    if not isinstance(bound.case.target, type) or not isinstance(bound.thing, nn.Module):
+        return
+    with contextlib.suppress(Exception):  # it cannot be made again, or trains otherwise
+        with bound.running():
+            thing = bound.built.remake(bound.case.target, bound.sizes, {}).double()
+        zero = {name: p for name, p in thing.named_parameters() if p.requires_grad and p.dim() > 1 and not p.any()}
+        for _ in range(STEPS if len(zero) > 1 else 0):
+            with bound.running(), torch.enable_grad():
+                out = bound.form.result(bound.form.call(thing, bound.inputs), bound.inputs)
+            if out is None:
+                return
+            thing.zero_grad()
+            (out - 1).pow(2).sum().backward()
+            with torch.no_grad():
+                for parameter in thing.parameters():
+                    parameter -= 1e-3 * (0 if parameter.grad is None else parameter.grad)
+        stuck = [n for n, p in zero.items() if p.grad is not None and not p.any() and not p.grad.any()]
+        if len(stuck) > 1 and all(_matters(bound, tensors(bound.thing)[name]) for name in stuck):
+            words = f"{_some(stuck)} are all zero after {STEPS} steps of training"
+            yield Finding("never-learns", words, bound.case.line_with(r"zeros?_\(|constant_\(|fill_\("))
 
 
 def _is_idle(bound: Bound, tensor: Tensor) -> bool:

@@ -276,6 +276,10 @@ def _say_progress(report: Report, run: PartialRun, done: list[int]) -> None:
     report.done = [f"{number} {STEPS[number].name}" for number in done]
     report.next = f"step {step}, {words.task}" if step in STEPS else words.task
     report.hint, report.stops = words.hint, run.reached.line
+    made = run.reached.streams
+    if step == 1 and made in (1, 2):
+        report.next += f" ({made} of the 3 {'is' if made == 1 else 'are'} there)"
+        report.hint = "Apply a layer of its own to the input for each one that is missing, as you did before."
 
 
 def _carried(before: Report, gaps: Gaps) -> Iterator[Finding]:
@@ -325,7 +329,7 @@ def _existing(run: PartialRun, found: Questioned) -> set[int]:
     steps = set(run.reached.steps)
     if run.reached.last >= 4 and any(note.words.startswith("scale 1/√") for note in found.notes):
         steps.add(6)
-    if found.causal or any("1 =" in note.words or "added" in note.words for note in found.of_kind("mask")):
+    if found.causal or any(" a key" in note.words or "added" in note.words for note in found.of_kind("mask")):
         steps.add(5)
     for note in found.of_kind("doubt"):
         steps -= next((doubted for words, doubted in DOUBTED.items() if words in note.words), steps)

@@ -8,7 +8,7 @@ from headwise.view.color import Palette
 from headwise.view.result import View
 from headwise.view.tokens import cut, fill, shown, wide
 from headwise.view.words import described, example
-from headwise.weights.summary import FIRST_SINK, MIXED, READINGS, SINK, Head, HeadSummary
+from headwise.weights.summary import FIRST_SINK, MIXED, ON_FIRST, READINGS, Head, HeadSummary
 
 HEIGHT = 24  # lines of a terminal; one is for the path of the page, one for the prompt
 # What a head does, in one letter: "c" for a copy of the same token and "w" for a sink on a word, since "s" is a sink;
@@ -20,7 +20,7 @@ WORD = 9  # columns of a word beside a picture
 TALL = 32  # lines of a terminal that has room for more
 LEAST, MOST = 12, 32  # columns of a large picture
 LEGEND = "   "  # between entries, since a dot is an entry of its own
-CAPITAL = f"capital: also {SINK * 100:.0f} % or more on the first token"
+CAPITAL = f"s and capitals: {ON_FIRST}"
 LISTED = 12  # heads in a table without colors
 LARGEST = 24  # columns of a picture in the view of one layer
 

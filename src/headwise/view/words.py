@@ -3,22 +3,22 @@
 from headwise.masks.probes import sink
 from headwise.view.result import View
 from headwise.view.tokens import cut, shown
-from headwise.weights.summary import FIRST_SINK, Head, HeadSummary, Trait
+from headwise.weights.summary import FIRST_SINK, NEAR, SECOND_SINK, Head, HeadSummary, Trait, second_of
 
 # Where a head of each kind attends. Kinds that are not listed are named as they are.
 TARGETS = {
     FIRST_SINK: "to the first token",
-    "induction": "to what followed an earlier copy of the token",
+    "induction": "to what followed an earlier copy, where there is one",
     "previous-token": "to the previous token",
     "own-token": "to the token itself",
     "next-token": "to the next token",
-    "same-token": "to earlier copies of the token",
+    "same-token": "to earlier copies of the token, where there are any",
     "delimiter": "to punctuation",
     "fixed-offset": "at one fixed distance",
-    "local": "to the last few tokens",
+    "local": f"to tokens at most {NEAR} away",
     "monotone": "along the other text, step by step",
     "one-to-one": "to one key for each token, a different one each time",
-    "second sink": "to one ordinary word",
+    SECOND_SINK: "to one other token, a second sink",
     "broad": "broadly, to the whole text",
 }
 
@@ -32,13 +32,19 @@ def described(head: HeadSummary) -> str:
     """
     if not head.traits:
         return "has no single pattern"
-    return "attends " + ", otherwise ".join(map(_target, head.traits))
+    first, *second = head.traits
+    more = [f"{second_of(head.traits, '; of the rest, ')}{_share(trait)}{_target(trait)}" for trait in second]
+    return f"attends {_target(first)}{_share(first, ' ({})')}{''.join(more)}"
 
 
 def _target(trait: Trait) -> str:
-    """Where the attention goes, and how much of it; an entropy is not a share of attention."""
-    target = TARGETS.get(trait.name, f"in the way called {trait.name}")
-    return target if trait.name == "broad" else f"{target} ({trait.share * 100:.0f}\u00a0%)"
+    """Where the attention goes."""
+    return TARGETS.get(trait.name, f"in the way called {trait.name}")
+
+
+def _share(trait: Trait, form: str = "{} ") -> str:
+    """How much of the attention goes there; an entropy is not a share of attention."""
+    return "" if trait.name == "broad" else form.format(f"{trait.share * 100:.0f}\u00a0%")
 
 
 def example(view: View, head: Head) -> str:

@@ -1,5 +1,7 @@
 """What heads do, in sentences for people who have never seen one."""
 
+from collections.abc import Sequence
+
 from headwise.masks.probes import sink
 from headwise.view.result import View
 from headwise.view.tokens import cut, shown
@@ -15,7 +17,7 @@ TARGETS = {
     "same-token": "to earlier copies of the token, where there are any",
     "delimiter": "to punctuation",
     "fixed-offset": "at one fixed distance",
-    "local": f"to tokens at most {NEAR} away",
+    "local": f"within {NEAR} tokens",
     "monotone": "along the other text, step by step",
     "one-to-one": "to one key for each token, a different one each time",
     SECOND_SINK: "to one other token, a second sink",
@@ -48,7 +50,10 @@ def _share(trait: Trait, form: str = "{} ") -> str:
 
 
 def example(view: View, head: Head) -> str:
-    """The strongest pair of a head, without the first token, such as “looked” → “captain” 0.92."""
+    """The strongest pair of a head, such as “looked” 9 → “captain” 8: 0.92.
+
+    The number is the weight without the first token, as in the pictures.
+    """
     weights = view.sampled[head.layer].select(heads=[_place(view, head)])
     rest = weights.without(sink(1)).peak()
     largest = (rest.weight * (1 - weights.mass(sink(1))))[0, 0]
@@ -56,7 +61,7 @@ def example(view: View, head: Head) -> str:
     if not largest[row] > 0:
         return ""
     query, key = row if view.queries is None else int(view.queries[row]), int(rest.key[0, 0, row])
-    return f"{_quoted(view.labels[query])} → {_quoted(view.key_labels[key])} {largest[row]:.2f}"
+    return f"{_quoted(view.labels, query)} → {_quoted(view.key_labels, key)}: {rest.weight[0, 0, row]:.2f}"
 
 
 def _place(view: View, head: Head) -> int:
@@ -64,5 +69,6 @@ def _place(view: View, head: Head) -> int:
     return [found.head for found in view.summaries[head.layer]].index(head.head)
 
 
-def _quoted(token: str) -> str:
-    return f"“{cut(shown(token), 16)}”"
+def _quoted(labels: Sequence[str], at: int) -> str:
+    """A token and its position, which tells it from other copies."""
+    return str(at) if labels[at] == str(at) else f"“{cut(shown(labels[at]), 16)}” {at}"

@@ -83,13 +83,13 @@ class Live {
         const run = await this.connection.json(`/api/runs/${id}`);
         if (turn !== this.turn) return;
         this.progress.value = run.done;
-        this.say(`trying every head ${Math.round(100 * run.done)} %`);
+        this.say(`switching each head off in turn ${Math.round(100 * run.done)} %`);
         if (run.error) return this.end(run.error);
         if (run.effects.length) this.showEffects(run);
         if (["finished", "cancelled"].includes(run.stage)) break;
         await rest(120);
       }
-      this.say("Bars: what removing the head adds to the loss, in nats per token.");
+      this.say("Bars: what removing the head adds to the loss, in nats per token. Orange: it hurts; blue: it helps.");
       this.busy(false);
     } catch (error) {
       this.failed(error, turn);

@@ -3,8 +3,9 @@
 const GAP = 7;
 const CAPTION = 33; // pixels below a picture: its name and what the head does
 const NARROWEST = 60; // pixels: below this width a caption does not fit
-const ROOMY = 50; // pixels: below this width only a name fits into the empty corner of a causal map
+const ROOMY = 64; // pixels: below this width only a name fits into the empty corner of a causal map
 const NAMED = 38; // pixels: below this width not even a name does
+const BESIDE = 51; // pixels: with so much room beside a picture, its caption stands there
 const LARGEST = 132;
 const SMALLEST = 13;
 const RANKED = 8; // heads that are marked for a word
@@ -146,8 +147,10 @@ class Atlas {
     const captions = side >= (corner ? NAMED : NARROWEST);
     if (!captions) [side, columns] = best(bar, 4);
     this.root.classList.toggle("bare", !captions);
-    this.root.classList.toggle("corner", corner && captions);
-    this.root.classList.toggle("named", corner && side < ROOMY);
+    const beside = corner && captions && side < ROOMY && !flat && !shared && (width / columns - 40) / heads - side - GAP > BESIDE;
+    this.root.classList.toggle("beside", beside);
+    this.root.classList.toggle("corner", corner && captions && !beside);
+    this.root.classList.toggle("named", corner && side < ROOMY && !beside);
     this.root.style.setProperty("--thumb", `${Math.floor(clamp(side, SMALLEST, LARGEST))}px`);
     const rows = Math.ceil(layers / columns);
     this.body.style.gridTemplateRows = flat ? "" : `repeat(${rows}, auto)`;

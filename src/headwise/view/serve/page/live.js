@@ -31,7 +31,7 @@ class Live {
     this.models = el("select", { "aria-label": "Model", onchange: () => this.asked && this.fresh() });
     this.picker = el("input", { type: "file", class: "picker", "aria-label": "Open a text file", onchange: () => this.picked(this.picker.files[0]) });
     this.named = el("span", { class: "soft file-name" });
-    this.go = el("button", { type: "button", class: "act go", text: "Run", title: "Ctrl Enter", onclick: () => this.fresh() });
+    this.go = el("button", { type: "button", class: "act go", text: "Run", title: "Ctrl Enter. Short texts run while you type.", onclick: () => this.fresh() });
     this.stopper = el("button", { type: "button", class: "act stop", text: "Cancel", hidden: true, onclick: () => this.cancel() });
     this.progress = el("progress", { max: "1", value: "0", hidden: true, "aria-label": "Progress" });
     this.status = el("p", { class: "status soft", role: "status" });

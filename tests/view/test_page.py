@@ -9,6 +9,7 @@ import torch
 
 import headwise
 from headwise import AttentionMap, OptionError, Scoring, causal, load_builtin, view, window
+from headwise.masks.probes import sink
 from headwise.view.color import DARK, LIGHT, Palette, table
 from headwise.view.page import document, policy
 from headwise.view.terminal import drawn
@@ -125,7 +126,7 @@ def test_figures_are_the_same_in_python_page_and_terminal(open_page, short, resu
         assert cells[:2] == [f"1.{head.head}", described(head)]
         for name, cell in zip(names[2:], cells[2:], strict=True):
             digits = ".1f" if name == "distance" else ".2f"
-            assert cell == format(head.numbers[name.replace(" ", "_")], digits)
+            assert cell == format(head.numbers[name.replace(" ", "_").replace("-", "_")], digits)
     terminal = drawn(result, 200, Palette(0), 60)
     for head in (found for found in result.heads if f" {found.place} " in terminal):
         assert described(head.summary) in terminal
@@ -573,17 +574,34 @@ def test_contrast_and_scaled_rows_change_the_pictures_and_the_legend(open_page, 
     ink = """Array.from(document.querySelectorAll('.picture canvas'), (one) => one.toDataURL()).join("")"""
     page.wait_for_timeout(200)
     page.evaluate(f"window.before = {ink}")
-    ticks = page.locator(".options .tick").all_inner_texts()
+    ticks = page.locator(".options-row .tick").all_inner_texts()
     page.locator(".contrast input").focus()
     page.keyboard.press("End")
     until(page, f"{ink} !== window.before")
-    assert page.locator(".options .tick").all_inner_texts() != ticks
+    assert page.locator(".options-row .tick").all_inner_texts() != ticks
     assert page.evaluate("document.activeElement.type") == "range", "the slider keeps the focus"
     page.evaluate(f"window.before = {ink}")
     page.locator(".check", has_text="scale each row").click()
     until(page, f"{ink} !== window.before")
     page.locator(".check", has_text="without the first token").click()
     assert page.locator(".legend-name").first.inner_text() == "attention weight"
+
+
+def test_pictures_say_what_is_left_out_with_the_first_token(open_page, short, result):
+    page = open_page(short, "#head=5.4")
+    until(page, "document.querySelectorAll('canvas.faint').length")
+    faint = page.locator(".head:has(canvas.faint)").evaluate_all("heads => heads.map((head) => head.dataset.place)")
+    assert faint == [head.place for head in result.heads if head.summary["sink"] > 0.5]
+    assert "faint: more than half is left out" in page.locator(".legend-name").first.inner_text()
+    page.keyboard.press("2")
+    until(page, "document.querySelector('.lines-word[data-left^=\"−\"]')")
+    share = result.maps[5].mass(sink(1))[0, 4]
+    marks = page.locator(".from-side .lines-word").evaluate_all("words => words.map((word) => word.dataset.left)")
+    assert marks == [f"−{round(100 * float(one))} %" if one > 0.5 else "" for one in share]
+    assert "without the first token, of what is left" in page.locator(".lines .legend-name").inner_text()
+    page.keyboard.press("4")
+    assert "Sink is over all tokens; every other column is without" in page.locator("#table-note").inner_text()
+    assert "next" not in page.locator("thead th").all_inner_texts(), "no token of a causal model sees the next one"
 
 
 def test_a_difference_is_drawn_on_a_scale_that_fits_it(open_page, tmp_path, result):

@@ -48,6 +48,11 @@ def test_the_sentence_counts_what_the_readings_say(result):
     assert f"7 layers × 8 heads · {result.T} tokens · {sinks}" in result.sentence
 
 
+def test_a_reader_who_counts_the_table_gets_the_number_of_sinks(result):
+    printed = [f"{head.summary['sink']:.2f}" for head in result.heads]
+    assert f"{sum(number >= '0.30' for number in printed)} heads put 30 % or more on the first token" in result.sentence
+
+
 def test_a_transformers_model_is_seen():
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("headwise.huggingface")

@@ -41,10 +41,10 @@ def test_the_first_view_names_model_text_and_what_heads_do(result):
     assert "rows: layers" in lines
 
 
-def test_the_clearest_heads_have_their_words_on_both_sides(result):
+def test_the_clearest_heads_have_the_words_of_their_rows_at_the_left(result):
     lines = bare(drawn(result, 80, Palette(24), 40)).splitlines()
     rows = [line for line in lines if "▀" in line or "▄" in line]
-    assert any(re.search(r"captain [▀▄ ]+ looked", line) for line in rows)
+    assert any(re.search(r"captain looked +[▀▄]+", line) for line in rows)
     assert sum("Head " in line for line in lines) >= 1
 
 

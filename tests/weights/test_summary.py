@@ -84,17 +84,28 @@ def reading(first, others, chance=None):
 
 
 def test_the_sink_is_named_beside_what_else_a_head_does():
-    assert reading(0.8, {"previous": 0.6}) == "first-token sink 0.80, else previous-token 0.60"
+    assert reading(0.8, {"previous": 0.6}) == "first-token sink 0.80; rest: previous-token 0.60"
     assert reading(0.8, {"previous": 0.1}) == "first-token sink 0.80"
     assert reading(0.1, {"previous": 0.1}) == "mixed"
 
 
 def test_what_even_attention_does_anyway_is_no_trait():
-    assert reading(0.45, {"previous": 0.5}, {"sink": 0.3, "previous": 0.3}) == "mixed"
-    assert reading(0.55, {"previous": 0.6}, {"sink": 0.3, "previous": 0.3}).startswith(
-        "first-token sink 0.55, else prev"
-    )
+    assert reading(0.2, {"previous": 0.5}, {"previous": 0.3}) == "mixed"
+    assert reading(0.2, {"previous": 0.6}, {"previous": 0.3}) == "previous-token 0.60"
     assert reading(0.0, {"local": 1.0}, {"local": 1.0}) == "mixed", "1 says there is too little to tell"
+
+
+@pytest.mark.parametrize(("share", "printed"), [(0.2949, "0.29"), (0.2951, "0.30"), (0.31, "0.31")])
+def test_a_head_is_a_sink_by_the_number_that_is_printed(share, printed):
+    expected = f"first-token sink {printed}" if printed >= "0.30" else "mixed"
+    assert reading(share, {}, {"sink": 0.24}) == expected
+    assert reading(share, {}, {"sink": 0.26}) == "mixed", "a text so short that even attention comes near it"
+
+
+def test_a_second_sink_is_no_part_of_the_rest():
+    numbers = {"sink": 0.5, "second_sink": 0.4}
+    head = HeadSummary(0, traits(numbers, {}, {}, {}), numbers, {})
+    assert head.reading == "first-token sink 0.50; and second sink 0.40"
 
 
 def random_map(tokens):

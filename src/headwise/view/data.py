@@ -32,6 +32,7 @@ from torch import Tensor
 from headwise.view.pictures import LayerStatistics, levels, reach
 from headwise.view.result import View
 from headwise.view.words import described
+from headwise.weights.summary import NEAR
 
 VERSION = 1
 SHADES = 63  # steps of color that pictures are stored in
@@ -41,11 +42,11 @@ ABOUT = {
     "previous": "weight on the previous token",
     "self": "weight on the token itself",
     "next": "weight on the next token",
-    "local": "weight at most 8 tokens away",
+    "local": f"weight at most {NEAR} tokens away",
     "induction": "weight on the token that followed an earlier copy of this one",
     "same_token": "weight on earlier copies of the token",
     "delimiter": "weight on separators and punctuation",
-    "entropy": "entropy, relative to that of uniform attention",
+    "entropy": "how evenly attention is spread: 0 on one token, 1 on all alike",
     "peak": "mean of the largest weight of each row",
     "positional": "share of rows whose largest weight lies at the same distance",
     "distance": "mean distance between query and key, in tokens",
@@ -54,7 +55,7 @@ ABOUT = {
     "monotone": "largest weight of queries on a staircase that never goes back",
 }
 WAYS = {
-    "gradient": "estimated from the gradient",
+    "gradient": "estimated from the gradient, which can miss a head",
     "silence": "its output set to zero",
     "mean": "its output replaced by its mean",
     "patch": "its output taken from another text",

@@ -29,6 +29,7 @@ from headwise.view.pictures import LayerStatistics, PooledCells, filled, levels,
 from headwise.view.result import View
 from headwise.view.tokens import page_rules
 from headwise.weights import AttentionMap
+from headwise.weights.summary import NEAR, SINK
 
 SCRIPTS = (
     "dom", "tokens", "color", "sections", "picture", "embedded", "carried", "subject", "store", "atlas", "table",
@@ -55,7 +56,7 @@ KEYS, KINDS = ("keys", "values", "logs"), ("mass", "rest", "peak", "uniform")
 @functools.cache
 def script(*more: str) -> str:
     """The shared tables, all scripts and `more` in one scope; it offers `headwise.show(root, manifest, source)`."""
-    shared = _json({"colors": page_tables(), "tokens": page_rules()})
+    shared = _json({"colors": page_tables(), "tokens": page_rules(), "near": NEAR, "sink": SINK})
     together = "\n".join([f"const SHARED = {shared};", *(page_file(f"{name}.js") for name in SCRIPTS), *more])
     return f'(() => {{\n"use strict";\n{together}}})();\n'
 

@@ -113,9 +113,12 @@ class View:
         named = "the built-in model" if self.model == "builtin" else f"the model {readable(self.model)}"
         model = f" of {named}" if self.model else ""
         words = readable(" ".join(SPECIAL.sub(" ", self.text).split()))
-        start = words if len(words) <= EXCERPT else words[: EXCERPT - 1].rsplit(" ", 1)[0] + "…"
+        size = _count(self.T, "token")
+        start = f"“{words}”"
+        if len(words) > EXCERPT:
+            start = f"“{words[: EXCERPT - 1].rsplit(' ', 1)[0]}…” ({size})"
         quoted = any(letter.isalpha() for letter in words)
-        return f"What the attention heads{model} do with " + (f"“{start}”" if quoted else _count(self.T, "token"))
+        return f"What the attention heads{model} do with " + (start if quoted else size)
 
     @property
     def sampled(self) -> tuple[AttentionMap, ...]:

@@ -293,7 +293,7 @@ def _legend(survey: Survey) -> Iterator[str]:
             does = "no single pattern" if kind == MIXED else f"attends {TARGETS.get(kind, kind)}"
             yield f"<b>{sign}</b> {escape(kind)}: {escape(does)}"
     if any(len(head.summary.traits) > 1 for head in survey.placed):
-        yield f"<b>A–Z</b> a {escape(CAPITAL)}"
+        yield f"<b>A–Z</b> {escape(CAPITAL)}"
 
 
 def _heads(survey: Survey) -> str:

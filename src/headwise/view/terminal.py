@@ -8,7 +8,7 @@ from headwise.view.color import Palette
 from headwise.view.result import View
 from headwise.view.tokens import cut, fill, shown, wide
 from headwise.view.words import described, example
-from headwise.weights.summary import FIRST_SINK, MIXED, READINGS, SINK, Head, HeadSummary
+from headwise.weights.summary import FIRST_SINK, MIXED, ON_FIRST, READINGS, Head, HeadSummary
 
 HEIGHT = 24  # lines of a terminal; one is for the path of the page, one for the prompt
 # What a head does, in one letter: "c" for a copy of the same token and "w" for a sink on a word, since "s" is a sink;
@@ -17,10 +17,12 @@ OTHER_LETTERS = {"same-token": "c", "second sink": "w", "one-to-one": "u", MIXED
 KIND_LETTERS = {FIRST_SINK: "s"} | {name: name[0] for _, name, _ in READINGS} | OTHER_LETTERS
 IDLE = 0.6  # of a head's weight on the first token, beyond which it is shown last
 WORD = 9  # columns of a word beside a picture
+SAID = 2  # lines of the sentence above it
 TALL = 32  # lines of a terminal that has room for more
 LEAST, MOST = 12, 32  # columns of a large picture
 LEGEND = "   "  # between entries, since a dot is an entry of its own
-CAPITAL = f"capital: also {SINK * 100:.0f} % or more on the first token"
+CAPITAL = f"s and capitals: {ON_FIRST}"
+PAIR = "strongest pair"
 LISTED = 12  # heads in a table without colors
 LARGEST = 24  # columns of a picture in the view of one layer
 
@@ -28,18 +30,17 @@ LARGEST = 24  # columns of a picture in the view of one layer
 def drawn(view: View, width: int, palette: Palette, height: int = HEIGHT) -> str:
     """What the heads do with the text, in a terminal of this size."""
     room = height - 2
-    titles, facts = (2, 3) if palette.depth == 0 or height >= TALL else (1, 2)
+    titles, facts = 2 if height >= TALL else 1, 3 if palette.depth == 0 or height >= TALL else 2
     lines = [*_heading(view, width, palette, titles, facts), ""]
     cells = Cells(view, width, palette)
+    rest = cells.lines(max(2, (room - len(lines)) // 2))
     if palette.depth == 0:
-        rest = cells.lines(max(2, room - len(lines) - 2))
         most = max(3, room - len(lines) - len(rest) - 2)
         return "\n".join([*lines, *_listed(view, width, most), "", *rest])
-    rest = cells.lines(max(2, (room - len(lines)) // 2))
     left = room - len(lines) - len(rest) - 1
     fits = left >= LEAST // 2 + 3 and width >= LEAST + 2 * WORD + 2
-    pictures = _large(view, width, left, palette) if fits else _listed(view, width, left - 1)
-    return "\n".join([*lines, *pictures, "", *rest])
+    pictures = _large(view, width, left, palette) if fits else [*_listed(view, width, left - 1), ""]
+    return "\n".join([*lines, *pictures, *rest])
 
 
 def _heading(view: View, width: int, palette: Palette, titles: int, facts: int) -> list[str]:
@@ -53,7 +54,7 @@ def _large(view: View, width: int, room: int, palette: Palette) -> list[str]:
     side = max(LEAST, min(view.T, MOST, 2 * (room - 3), width - 2 * WORD - 2))
     tall = -(-min(side, view.T) // 2)
     across = max(1, (width + 3) // (min(side, view.S) + 2 * WORD + 5))
-    down = max(1, (room + 1) // (tall + 4))
+    down = max(1, (room + 1) // (tall + SAID + 2))
     size = (width + 3) // across - 3
     heads = [head for head in _distinct(view) if head.trait][: across * down]
     lines: list[str] = []
@@ -61,7 +62,14 @@ def _large(view: View, width: int, room: int, palette: Palette) -> list[str]:
         blocks = [_block(view, head, side, size, palette) for head in heads[start : start + across]]
         lines += [""] * (start > 0)
         lines += ["   ".join(row).rstrip(" ") for row in zip(*blocks, strict=True)]
-    return lines
+    return [*lines, palette.faint(cut(_read_as(view, side), width))]
+
+
+def _read_as(view: View, side: int) -> str:
+    """How to read the large pictures, in one line."""
+    tall, wide = (max(1, round(size / side)) for size in (view.T, view.S))
+    squeezed = f", about {tall} × {wide} tokens a cell" if max(view.T, view.S) > side else ""
+    return f"rows attend to columns, without the first token{squeezed}"
 
 
 def _distinct(view: View) -> list[Head]:
@@ -76,20 +84,24 @@ def _distinct(view: View) -> list[Head]:
 
 
 def _block(view: View, head: Head, side: int, size: int, palette: Palette) -> list[str]:
-    """One head in lines of equal width: name, sentence in two lines, picture between words."""
+    """One head in lines of equal width: name, sentence in two lines, words and picture."""
     rows, cols = min(side, view.T), min(side, view.S)
     weights = view.sampled[head.layer].select(heads=[_index(view, head)])
     picture = weights.without(sink(1)).pooled(rows, cols)[0, 0]
-    told = wrapped(f"{described(head.summary)}, e.g. {example(view, head)}".split(" "), size, " ")[:2]
+    about = described(head.summary)
+    told = wrapped(f"{about}, e.g. {example(view, head)}".split(" "), size, " ")
+    if len(told) > SAID:
+        told = wrapped(about.split(" "), size, " ")
+        told[SAID - 1 :] = [cut(" ".join(told[SAID - 1 :]), size)]
     lines = [palette.strong(fill(f"Head {head.place}", size)), *(palette.faint(fill(line, size)) for line in told)]
-    lines += [" " * size] * (2 - len(told))
+    lines += [" " * size] * (SAID - len(told))
     words = [view.labels[row * view.T // rows] for row in range(rows)]
     space = " " * max(0, size - picture.shape[1] - 2 * WORD - 2)
     for line, drawing in enumerate(palette.lines(picture)):
         upper = cut(shown(words[2 * line]), WORD)
         lower = cut(shown(words[2 * line + 1]), WORD) if 2 * line + 1 < rows else ""
-        left = " " * (WORD - wide(upper)) + upper
-        lines.append(f"{left} {drawing} {fill(lower, WORD)}{space}")
+        names = f"{upper} {lower}"
+        lines.append(f"{' ' * (2 * WORD + 1 - wide(names))}{names} {drawing}{space}")
     return lines
 
 
@@ -102,13 +114,13 @@ def _listed(view: View, width: int, most: int) -> list[str]:
     """The clearest heads as a table: name, what it does, and its strongest pair of words."""
     heads = [head for head in _distinct(view) if head.trait][: min(max(1, most), LISTED)]
     pairs = [example(view, head) for head in heads]
-    size = min(max(map(wide, pairs), default=0), max(16, width // 3))
+    size = min(max(map(wide, [PAIR, *pairs])), max(16, 2 * width // 5))
     room = width - size - 9  # for what a head does, which is wrapped: its end often says most
-    lines = [f"{'head':>5}  {fill('what it does', room)}  strongest pair".rstrip()]
+    lines = [f"{'head':>5}  {fill('what it does', room)}  {PAIR}".rstrip()]
     for head, pair in zip(heads, pairs, strict=True):
         first, *rest = wrapped(described(head.summary).split(" "), room, " ")
         if len(lines) > max(1, most - len(rest)):
-            break
+            continue  # a later one may need fewer lines
         lines.append(f"{head.place:>5}  {fill(first, room)}  {cut(pair, size)}".rstrip())
         lines += [f"{'':>5}  {line}" for line in rest]
     return lines if heads else ["no head has a clear pattern in this text"]
@@ -162,7 +174,7 @@ class Cells:
     def _legend(self) -> list[str]:
         kinds = [f"{sign} {kind}" for kind, sign in self.letters.items()]
         more = [CAPITAL]
-        more += ["pictures: without the first token", "more color: more clearly"] if self.palette.depth else []
+        more += ["more color: more clearly"] if self.palette.depth else ["pairs: without the first token"]
         hidden = max(len(summary) for summary in self.view.summaries) - self.shown
         more += [f"{hidden} more heads per layer"] if hidden else []
         axes = ["rows: layers", "columns: heads"] if self._numbers() else ["rows: layers"]

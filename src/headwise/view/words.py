@@ -1,24 +1,26 @@
 """What heads do, in sentences for people who have never seen one."""
 
+from collections.abc import Sequence
+
 from headwise.masks.probes import sink
 from headwise.view.result import View
 from headwise.view.tokens import cut, shown
-from headwise.weights.summary import FIRST_SINK, Head, HeadSummary, Trait
+from headwise.weights.summary import FIRST_SINK, NEAR, SECOND_SINK, Head, HeadSummary, Trait, second_of
 
 # Where a head of each kind attends. Kinds that are not listed are named as they are.
 TARGETS = {
     FIRST_SINK: "to the first token",
-    "induction": "to what followed an earlier copy of the token",
+    "induction": "to what followed an earlier copy, where there is one",
     "previous-token": "to the previous token",
     "own-token": "to the token itself",
     "next-token": "to the next token",
-    "same-token": "to earlier copies of the token",
+    "same-token": "to earlier copies of the token, where there are any",
     "delimiter": "to punctuation",
     "fixed-offset": "at one fixed distance",
-    "local": "to the last few tokens",
+    "local": f"within {NEAR} tokens",
     "monotone": "along the other text, step by step",
     "one-to-one": "to one key for each token, a different one each time",
-    "second sink": "to one ordinary word",
+    SECOND_SINK: "to one other token, a second sink",
     "broad": "broadly, to the whole text",
 }
 
@@ -32,17 +34,26 @@ def described(head: HeadSummary) -> str:
     """
     if not head.traits:
         return "has no single pattern"
-    return "attends " + ", otherwise ".join(map(_target, head.traits))
+    first, *second = head.traits
+    more = [f"{second_of(head.traits, '; of the rest, ')}{_share(trait)}{_target(trait)}" for trait in second]
+    return f"attends {_target(first)}{_share(first, ' ({})')}{''.join(more)}"
 
 
 def _target(trait: Trait) -> str:
-    """Where the attention goes, and how much of it; an entropy is not a share of attention."""
-    target = TARGETS.get(trait.name, f"in the way called {trait.name}")
-    return target if trait.name == "broad" else f"{target} ({trait.share * 100:.0f}\u00a0%)"
+    """Where the attention goes."""
+    return TARGETS.get(trait.name, f"in the way called {trait.name}")
+
+
+def _share(trait: Trait, form: str = "{} ") -> str:
+    """How much of the attention goes there; an entropy is not a share of attention."""
+    return "" if trait.name == "broad" else form.format(f"{trait.share * 100:.0f}\u00a0%")
 
 
 def example(view: View, head: Head) -> str:
-    """The strongest pair of a head, without the first token, such as “looked” → “captain” 0.92."""
+    """The strongest pair of a head, such as “looked” 9 → “captain” 8: 0.92.
+
+    The number is the weight without the first token, as in the pictures.
+    """
     weights = view.sampled[head.layer].select(heads=[_place(view, head)])
     rest = weights.without(sink(1)).peak()
     largest = (rest.weight * (1 - weights.mass(sink(1))))[0, 0]
@@ -50,7 +61,7 @@ def example(view: View, head: Head) -> str:
     if not largest[row] > 0:
         return ""
     query, key = row if view.queries is None else int(view.queries[row]), int(rest.key[0, 0, row])
-    return f"{_quoted(view.labels[query])} → {_quoted(view.key_labels[key])} {largest[row]:.2f}"
+    return f"{_quoted(view.labels, query)} → {_quoted(view.key_labels, key)}: {rest.weight[0, 0, row]:.2f}"
 
 
 def _place(view: View, head: Head) -> int:
@@ -58,5 +69,6 @@ def _place(view: View, head: Head) -> int:
     return [found.head for found in view.summaries[head.layer]].index(head.head)
 
 
-def _quoted(token: str) -> str:
-    return f"“{cut(shown(token), 16)}”"
+def _quoted(labels: Sequence[str], at: int) -> str:
+    """A token and its position, which tells it from other copies."""
+    return str(at) if labels[at] == str(at) else f"“{cut(shown(labels[at]), 16)}” {at}"

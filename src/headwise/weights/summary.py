@@ -28,11 +28,13 @@ induction, same_token and delimiter both keys of that kind and others. Padding d
 token is new says nothing about induction, and a query whose keys are all near says nothing about looking nearby.
 Without such queries the number is 0.
 
-A head is named only for what uniform attention would not do: if n is its number and e that of uniform attention,
-(n − e) / (1 − e) must reach a threshold. In a long text e is close to 0; among five words, attending to the previous
-one is not a trait. For `monotone`, e is at least what the best single key would give, so a sink is not a staircase.
-A largest weight counts as a peak for `positional` if it is at least twice the mean of the others. A weight shows where
-a head attends. It does not prove that the model uses it.
+A head is named only for what uniform attention would not do: if n is its number and e that of uniform attention, (n −
+e) / (1 − e) must reach a threshold. In a long text e is close to 0; among five words, attending to the previous one is
+not a trait. A first-token sink is one by its number alone, as printed, so that a table and a count of it agree; in a
+text so short that uniform attention comes near that number (up to 7 tokens, if causal) there are none. For `monotone`,
+e is at least what the best single key would give, so a sink is not a staircase. A largest weight counts as a peak for
+`positional` if it is at least twice the mean of the others. A weight shows where a head attends. It does not prove that
+the model uses it.
 """
 
 import dataclasses
@@ -62,11 +64,14 @@ if TYPE_CHECKING:
     from headwise.weights.map import AttentionMap
 
 NEAR = 8  # positions that count as local
-SINK = 0.3  # a head whose weight on the first token exceeds this is a sink: ε of Gu 2024
+SINK = 0.3  # a head whose weight on the first token, as printed, is at least this is a sink: ε of Gu 2024
+TOO_SHORT = 0.25  # of uniform attention on the first token: in such a text, no head is a sink
+ON_FIRST = f"{SINK * 100:.0f} % or more on the first token"
 # With fewer queries, a head is not named. Among few, chance alone makes patterns: of 400 heads with random scores of
 # standard deviation 2 and 8 tokens, 55 would have a second sink; with these limits none has, at nine lengths up to 64.
 LEAST = 4
 FEWEST = {"one_to_one": 8, "monotone": 8, "second_sink": 16}
+FIRST_SINK, SECOND_SINK, MIXED = "first-token sink", "second sink", "mixed"
 # What a head is called if this number of it, with the sink excluded, reaches the threshold. The first match is used.
 READINGS = (
     ("induction", "induction", 0.4),
@@ -78,14 +83,13 @@ READINGS = (
     ("positional", "fixed-offset", 0.9),
     ("monotone", "monotone", 0.4),
     ("one_to_one", "one-to-one", 0.4),
-    ("second_sink", "second sink", SINK),
+    ("second_sink", SECOND_SINK, SINK),
     ("local", "local", 0.7),
     ("entropy", "broad", 0.8),
 )
-FIRST_SINK, MIXED = "first-token sink", "mixed"
 KINDS = (FIRST_SINK, *(name for _, name, _ in READINGS), MIXED)
 # How much a kind says about a head, else 1.
-CLARITY = {FIRST_SINK: 0.7, "second sink": 0.7, "fixed-offset": 0.7, "local": 0.6, "broad": 0.5}
+CLARITY = {FIRST_SINK: 0.7, SECOND_SINK: 0.7, "fixed-offset": 0.7, "local": 0.6, "broad": 0.5}
 OTHERS = "others"  # the mass of all keys but the first, which is not a number of its own
 ONE_KEY = ("sink", "previous", "self", "next")  # kinds of which each query has at most one key
 LONG_NAME = 8  # letters of a heading on one line
@@ -119,8 +123,8 @@ class HeadSummary:
 
     @property
     def reading(self) -> str:
-        """What it does in a few words, such as "first-token sink 0.71, else previous-token 0.62"."""
-        return ", else ".join(f"{trait.name} {trait.share:.2f}" for trait in self.traits) or MIXED
+        """What it does in a few words, such as "first-token sink 0.71; rest: previous-token 0.62"."""
+        return f"{second_of(self.traits, '; rest: ')}".join(f"{x.name} {x.share:.2f}" for x in self.traits) or MIXED
 
     @property
     def kind(self) -> str:
@@ -185,6 +189,11 @@ class Summary:
         for head in self.heads:
             lines.append(f"{head.head:>4} " + " ".join(f"{head[name]:.2f}".rjust(wide[name]) for name in names))
         return lines
+
+
+def second_of(traits: Sequence[Trait], rest: str) -> str:
+    """How the second trait is introduced: as one of the rest of the attention, except that of a second sink."""
+    return "; and " if traits and traits[-1].name == SECOND_SINK else rest
 
 
 def _heading(name: str) -> tuple[str, str]:
@@ -280,12 +289,15 @@ def traits(
     others = {**without_first, **{name: numbers[name] for name in whole}}
     chance = {**even_without, **{name: even.get(name, 0.0) for name in whole}}
 
-    def trait(name: str, share: float, even: float, least: float) -> list[Trait]:
-        beyond = (share - even) / (1 - even) if even < 1 else 0.0
-        return [Trait(name, share, beyond)] if beyond >= least else []
+    def trait(name: str, share: float, even: float) -> Trait:
+        return Trait(name, share, max(0.0, share - even) / (1 - even) if even < 1 else 0.0)
 
-    fitting = (trait(name, others[key], chance.get(key, 0.0), least) for key, name, least in READINGS if key in others)
-    return (*trait(FIRST_SINK, numbers["sink"], even.get("sink", 0.0), SINK), *next(filter(None, fitting), []))
+    first = trait(FIRST_SINK, numbers["sink"], even.get("sink", 0.0))
+    found = [first] if round(first.share, 2) >= SINK and even.get("sink", 0.0) < TOO_SHORT else []
+    fitting = (
+        (trait(name, others[key], chance.get(key, 0.0)), least) for key, name, least in READINGS if key in others
+    )
+    return (*found, *[found for found, least in fitting if found.beyond >= least][:1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -557,5 +569,5 @@ def kinds_in_words(heads: Sequence[Head]) -> dict[str, str]:
         only, many = counts[FIRST_SINK], "1 head puts" if sinks == 1 else f"{sinks} heads put"
         others = "has another pattern too" if sinks == 1 else "all have another pattern too"
         rest = f", {only} with no other pattern" if only else f" and {others}"
-        words[FIRST_SINK] = f"{many} {SINK * 100:.0f} % or more on the first token{rest if only < sinks else ''}"
+        words[FIRST_SINK] = f"{many} {ON_FIRST}{rest if only < sinks else ''}"
     return words | {kind: f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]}

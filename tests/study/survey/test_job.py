@@ -125,7 +125,7 @@ def test_peaks_further_away_than_are_told_apart_are_of_no_common_distance():
     tally.add_layer("layer", Measures().measured(weights, ReadText(torch.arange(T)[None]), octaves=9).fields)
     head = Survey({"model": "", "context": T}, [], tally).head(0, 0)
     assert head["positional"] == 1 / (T - 1)
-    assert head.reading == "first-token sink 1.00, else broad 1.00"
+    assert head.reading == "first-token sink 1.00; rest: broad 1.00"
 
 
 def test_long_documents_are_cut_into_windows_of_one_length_and_counted(tiny):

@@ -1,6 +1,7 @@
 // The whole page: the sentence, the text, and the atlas, the table or the map.
 
-const SINK = "first-token sink"; // the kind of heads that attend mostly to the first token
+const SINK = "first-token sink"; // the kind of heads that put SHARED.sink or more on the first token
+const BARS = " Orange: removing it hurts; blue: removing it helps.";
 const VIEWS = [["atlas", "Heads", "All heads as pictures"], ["words", "Text", "One head as lines between words"], ["map", "Map", "One head as a map of weights"], ["table", "Table", "All heads as numbers"]];
 
 class App {
@@ -137,9 +138,9 @@ class App {
     const view = this.store.get("view");
     const without = view === "map" ? this.kind === "rest" : this.without;
     const sinks = this.side.manifest.layers.flatMap(({ heads }) => heads).filter(({ traits }) => traits.some(([name]) => name === SINK)).length;
-    const left = !without ? "" : ` The first token${sinks ? `, to which ${plural(sinks, "head")} attend${sinks === 1 ? "s" : ""} mostly,` : ""} is left out.`;
+    const left = !without || view === "table" ? "" : ` The first token${sinks ? `, on which ${plural(sinks, "head")} put${sinks === 1 ? "s" : ""} ${100 * SHARED.sink} % or more,` : ""} is left out, and the other weights are scaled up to sum to 1.`;
     const difference = view === "map" ? this.stage.difference : null;
-    const what = view === "table" ? "numbers of attention weights." : MEASURES[this.measure].told;
+    const what = view === "table" ? "averages per head, of attention weights." : MEASURES[this.measure].told;
     this.shown.textContent = `Shown: ${difference ? `the difference of two heads (${difference}), of ` : ""}${what}${left}`;
   }
 
@@ -195,7 +196,7 @@ class App {
       this.lines.build();
     } else {
       this.headOptions(view);
-      fill(this.main, this.options, view === "table" ? this.table.root : this.atlas.root);
+      fill(this.main, el("div", { class: "options-row" }, this.options, view === "table" ? null : this.atlas.legend), view === "table" ? this.table.root : this.atlas.root);
       if (view === "table") this.table.build();
       else this.atlas.arrange();
     }
@@ -240,14 +241,16 @@ class App {
     const { manifest } = this.side;
     const { store } = this;
     const stats = Object.keys(manifest.about).map((name) => [name, statName(name)]);
-    const about = manifest.about[store.get("color")] || manifest.about[store.get("sort")] || "";
     const atlas = view === "atlas";
+    const bars = atlas ? store.get("color") : "none";
+    const told = manifest.about[bars] ? `Bars: ${manifest.about[bars]}.${bars === "importance" ? BARS : ""}` : "";
+    const about = told || manifest.about[store.get("sort")] || "";
     fill(this.options, atlas ? this.measureControl() : null, this.firstCheck(),
       atlas ? this.check("rows", "scale each row", "Each row of a picture is scaled to its largest value, so that patterns show. Otherwise colors stand for weights from 0 to 1.") : null,
       atlas ? this.contrastControl() : null,
       this.stage.chooser("Sort by", store.get("sort"), [["place", "layer and head"], ...stats], (value) => store.set({ sort: value })),
       atlas ? this.stage.chooser("Bars", store.get("color"), [["none", "none"], ...stats], (value) => store.set({ color: value })) : null,
-      el("span", { class: "soft about", text: about }), atlas ? this.atlas.legend : null);
+      el("span", { class: "soft about", text: about }));
     if (atlas) this.atlas.drawLegend();
   }
 

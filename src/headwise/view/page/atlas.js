@@ -5,6 +5,7 @@ const CAPTION = 33; // pixels below a picture: its name and what the head does
 const NARROWEST = 60; // pixels: below this width a caption does not fit
 const ROOMY = 64; // pixels: below this width only a name fits into the empty corner of a causal map
 const NAMED = 38; // pixels: below this width not even a name does
+const BESIDE = 51; // pixels: with so much room beside a picture, its caption stands there
 const LARGEST = 132;
 const SMALLEST = 13;
 const RANKED = 8; // heads that are marked for a word
@@ -34,7 +35,7 @@ class Atlas {
   cell(l, h, head) {
     const bar = el("span", { class: "bar" }, el("span", { class: "bar-fill" }), el("span", { class: "bar-text" }));
     const name = `${l}.${head.head}`;
-    const button = el("button", { class: "head", type: "button", "data-place": `${l}.${h}`, "aria-label": `Head ${name} ${head.about}` },
+    const button = el("button", { class: "head", type: "button", "data-place": `${l}.${h}`, "data-head": head.head, "aria-label": `Head ${name} ${head.about}` },
       el("span", { class: "picture" }, el("canvas", { "aria-hidden": "true" })),
       el("span", { class: "head-name" }, el("b", { text: name }), el("span", { class: "figure soft", text: traitNumber(head) })), el("span", { class: "trait", text: traitName(head) }), bar);
     button.addEventListener("click", () => this.app.open(`${l}.${h}`));
@@ -59,7 +60,10 @@ class Atlas {
   }
 
   drawLegend() {
-    fill(this.legend, legendOf(this.scale, `${MEASURES[this.app.measure].unit}${this.app.store.get("rows") ? ", relative to its row’s largest" : ""}`, this.app.dark));
+    const { unit } = MEASURES[this.app.measure];
+    const [left, rows] = [this.app.without ? " without the first token" : "", this.app.store.get("rows") ? ", relative to its row’s largest" : ""];
+    const faint = this.app.without ? "; faint: more than half is left out" : "";
+    fill(this.legend, legendOf(this.scale, `${unit}${left}${rows}${faint}`, this.app.dark));
   }
 
   paintAll() {
@@ -72,6 +76,7 @@ class Atlas {
     const [turn, subject] = [(canvas.turn = (canvas.turn || 0) + 1), new Subject(0, l, h)];
     const [picture, reach] = await Promise.all([data.source(subject).thumbnail(l, h, this.app.without), data.reach(subject)]);
     if (turn !== canvas.turn || !picture) return;
+    canvas.classList.toggle("faint", this.app.without && manifest.layers[l].heads[h].numbers.sink > 0.5);
     const values = store.get("rows") ? inRows(picture) : picture.values;
     const painted = paint(values, picture.cols, picture.rows, this.scale, this.app.dark);
     [canvas.width, canvas.height] = [picture.cols, picture.rows];
@@ -142,10 +147,14 @@ class Atlas {
     const captions = side >= (corner ? NAMED : NARROWEST);
     if (!captions) [side, columns] = best(bar, 4);
     this.root.classList.toggle("bare", !captions);
-    this.root.classList.toggle("corner", corner && captions);
-    this.root.classList.toggle("named", corner && side < ROOMY);
+    const beside = corner && captions && side < ROOMY && !flat && !shared && (width / columns - 40) / heads - side - GAP > BESIDE;
+    this.root.classList.toggle("beside", beside);
+    this.root.classList.toggle("corner", corner && captions && !beside);
+    this.root.classList.toggle("named", corner && side < ROOMY && !beside);
     this.root.style.setProperty("--thumb", `${Math.floor(clamp(side, SMALLEST, LARGEST))}px`);
-    this.body.style.gridTemplateRows = flat ? "" : `repeat(${Math.ceil(layers / columns)}, auto)`;
+    const rows = Math.ceil(layers / columns);
+    this.body.style.gridTemplateRows = flat ? "" : `repeat(${rows}, auto)`;
+    if (!flat) Array.from(this.body.children, (layer, l) => layer.classList.toggle("uppermost", l % rows === 0)); // with the numbers of heads
   }
 
   color() {
@@ -225,5 +234,5 @@ function inRows({ values, rows, cols }) {
 }
 
 // What a head does besides attending to the first token, short enough for a picture, and its number.
-const traitName = (head) => (head.traits.length ? head.traits.at(-1)[0].replace(SINK, "sink").replace("previous-token", "previous") : "mixed");
+const traitName = (head) => head.traits.map(([name]) => name.replace(SINK, "sink").replace("previous-token", "previous")).join(" + ") || "mixed";
 const traitNumber = (head) => (head.traits.length ? head.traits.at(-1)[1].toFixed(2).replace(/^0/, "") : "");

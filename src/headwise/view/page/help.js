@@ -7,6 +7,7 @@ const HELP = [
   ["Text", [["arrows", "move among words"], ["Enter", "keep a word"]]],
 ];
 
+const percentOf = (share) => `${Math.round(100 * share)} %`;
 const TERMS = [
   ["Weight", "the share of its attention that a token (the query) gives to another (the key). The weights of a row sum to 1. They show where a head attends, not what the model uses."],
   ["Pictures", "every row is a token, every column a token that it may attend to. No ink means a weight of 0; more ink means more weight."],
@@ -17,6 +18,14 @@ const TERMS = [
   ["What weights carry", "a weight on a token that passes nothing on does nothing. “Weights × what they carry” multiplies each weight by the size of the value it reads, after the output projection."],
   ["Contribution", "the share of what a head writes at a token that comes from each attended token. The shares of a row sum to 1; a negative one pulls the other way."],
   ["Importance", "what removing a head adds to the loss. Below 0, the head does harm on this text."],
+  ["Contrast", "how strongly small weights are inked. It changes colors only; the legend follows."],
+  ["Sink", `a head that puts ${percentOf(SHARED.sink)} or more on the first token, on average. “Sink + broad” is a sink whose other attention is broad.`],
+  ["Second sink", "a head that keeps attending to one other token, whatever the query."],
+  ["Induction", "attends to what followed an earlier copy of the token, where there is one."],
+  ["Local", `attends within ${SHARED.near} tokens.`],
+  ["Broad", "spreads its attention almost evenly over the whole text."],
+  ["Mixed", "does none of these clearly."],
+  ["Nats", "units of loss and entropy: natural logarithms. A loss of 0.69 nats is a probability of one half."],
   ["Entropy", "0 if a query attends to one key; the logarithm of the number of keys if it attends to all of them equally."],
   ["Received", "the sum of the weights that all queries give to a key."],
 ];

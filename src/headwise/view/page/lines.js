@@ -14,7 +14,7 @@ class Lines {
     this.bar = el("div", { class: "bar-row" });
     this.told = el("p", { class: "lines-tell", "aria-live": "polite" });
     this.legend = el("div", { class: "legend" });
-    this.root = el("section", { class: "lines", "aria-label": "The text with lines" }, this.bar, this.told, this.box, this.legend);
+    this.root = el("section", { class: "lines", "aria-label": "The text with lines" }, this.bar, this.legend, this.told, this.box);
     this.rows = new Map();
     this.at = null;
     this.listen();
@@ -81,7 +81,8 @@ class Lines {
 
   drawLegend() {
     const { app } = this;
-    fill(this.legend, legendOf(app.scale(), `${MEASURES[app.measure].unit}${app.without ? " without the first token" : ""}`, app.dark));
+    const [left, mark] = app.without ? [" without the first token, of what is left", ". −99 %: so much of a row is left out"] : ["", ""];
+    fill(this.legend, legendOf(app.scale(), `${MEASURES[app.measure].unit}${left}. Thicker and ${app.dark ? "brighter" : "darker"}: more${mark}`, app.dark));
   }
 
   show(at) {
@@ -99,7 +100,7 @@ class Lines {
     if (at !== this.at || !row) return undefined;
     const best = row.keys.map((key, i) => [key, row.weights[i]]).slice(0, 3);
     return fill(this.told, el("bdi", { class: "token to-word", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: " attends to " }),
-      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + row.span) - 1)}` : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(2).replace("-", "−")}` })]));
+      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + row.span) - 1)}` : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(2).replace("-", "−")}` })]), el("span", { class: "soft", text: leftOut(row) && ` (of the rest: ${leftOut(row)})` }));
   }
 
   // The row of a query, without the first token if that is asked for.
@@ -158,15 +159,13 @@ class Lines {
       if (size < (one ? 0.004 : FAINTEST)) continue;
       const key = row.keys[i] + (row.span ? row.span / 2 : 0);
       if (one) weights.set(row.keys[i], weight);
-      context.strokeStyle = scale.color(one ? weight : weight * 0.9, this.app.dark);
-      context.globalAlpha = one ? 1 : 0.35 + 0.65 * size;
+      context.strokeStyle = scale.color(weight, this.app.dark);
       context.lineWidth = 0.6 + 5.4 * size;
       context.beginPath();
       context.moveTo(0, y(query));
       context.bezierCurveTo(room * 0.45, y(query), room * 0.55, y(key), room, y(key));
       context.stroke();
     }
-    context.globalAlpha = 1;
   }
 
   // The rows in view, for a saved picture: words and lines.
@@ -212,7 +211,10 @@ class Lines {
 
   shade(weights) {
     const scale = this.app.scale();
-    for (const word of this.left.children) word.classList.toggle("here", Number(word.dataset.i) === this.at);
+    for (const word of this.left.children) {
+      word.classList.toggle("here", Number(word.dataset.i) === this.at);
+      word.dataset.left = leftOut(this.rows.get(Number(word.dataset.i))?.found).replace(/^(.*%).*/, "−$1");
+    }
     for (const word of this.right.children) {
       const weight = weights.get(Number(word.dataset.i)) || 0;
       word.style.background = weight ? scale.color(weight, this.app.dark) : "";
@@ -228,7 +230,10 @@ function withoutFirst(row, first) {
   const at = row.keys.indexOf(first);
   if (at < 0) return row;
   const left = 1 - row.weights[at];
-  if (left < 1e-6) return { ...row, keys: [], weights: [] };
+  if (left < 1e-6) return { ...row, left: 0, keys: [], weights: [] };
   const keep = (values) => values.filter((_, i) => i !== at);
-  return { ...row, keys: keep(row.keys), weights: keep(row.weights).map((weight) => Math.min(1, weight / left)) };
+  return { ...row, left, keys: keep(row.keys), weights: keep(row.weights).map((weight) => Math.min(1, weight / left)) };
 }
+
+// How much of a row was left out with the first token, where that is most of it.
+const leftOut = (row) => (row?.left < 0.5 ? `${Math.round(100 * (1 - row.left))} % left out` : "");

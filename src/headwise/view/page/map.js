@@ -102,7 +102,7 @@ class HeadMap {
     context.strokeStyle = colors.line;
     context.strokeRect(-0.5, -0.5, this.plot.width + 1, this.plot.height + 1);
     this.labels(context, colors);
-    if (this.margins) this.edges(context, colors);
+    if (this.margins && !this.minus) this.edges(context, colors);
     this.titles(context, colors);
     context.restore();
   }
@@ -198,7 +198,7 @@ class HeadMap {
     context.textAlign = "left";
     for (let key = Math.ceil(view.x / every) * every; key < right; key += every) {
       const x = (place(key) - view.x) * view.scale;
-      if (x < 0 || x > view.width) continue;
+      if (x < 0 || x > view.width || (!words && x > this.plot.width - 12)) continue;
       context.fillStyle = this.cursor?.key === key ? colors.ink : colors.soft;
       context.save();
       context.translate(x, -8);
@@ -228,10 +228,11 @@ class HeadMap {
     context.fillStyle = colors.soft;
     context.font = `10.5px ${colors.font}`;
     [context.textAlign, context.textBaseline] = ["left", "bottom"];
-    context.fillText(band < 30 ? "ent." : "entropy", plot.width + 8, -4);
-    context.fillText(band < 30 ? "dist." : "distance", plot.width + 16 + band, -4);
-    context.textAlign = "left";
-    context.fillText("received", plot.width + 8, top + high);
+    const title = (name, most, x, y) => [name, most].forEach((text, i) => context.fillText(text, x, y + 12 * (i - 1)));
+    const longest = (x) => (band < 30 ? `≤${Math.ceil(x)}` : `≤ ${x.toFixed(x < 10 ? 1 : 0)}`);
+    title(band < 30 ? "ent." : "entropy", longest(most.entropy), plot.width + 8, -4);
+    title(band < 30 ? "dist." : "distance", longest(most.distance), plot.width + 16 + band, -4);
+    title(this.kind === "rest" && band > 30 ? "received, with first" : "received", `≤ ${most.received.toFixed(1)}`, plot.width + 8, top + high);
   }
 
   // One bar per screen pixel or per bin, whichever is wider, with the mean of what it covers.

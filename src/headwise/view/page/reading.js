@@ -181,7 +181,7 @@ class Reading {
   pairs() {
     const { manifest } = this.app.side;
     if (!manifest.pairs.length) return null;
-    return el("div", { class: "pairs" }, el("h3", { text: manifest.keys ? "Largest weights of all heads" : "Largest weights of all heads, further back than the previous token" }), el("ul", {}, ...manifest.pairs.map((pair) =>
+    return el("div", { class: "pairs" }, el("h3", { text: manifest.keys ? "Largest weights of all heads" : "Largest weights of all heads, further back than the previous token and not to the first (true weights)" }), el("ul", {}, ...manifest.pairs.map((pair) =>
       el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.openPair(pair) },
         this.placed(manifest.labels, pair.query), " → ", this.placed(manifest.keyLabels, pair.key), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), el("span", { class: "soft", text: ` head ${pair.layer}.${pair.head}` }))))));
   }

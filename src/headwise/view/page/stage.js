@@ -260,7 +260,14 @@ class Stage {
     const { manifest } = this.app.side;
     const { unit } = MEASURES[this.app.measure];
     const names = { share: this.app.kind === "rest" ? `${unit} without the first token` : unit, ratio: "multiple of uniform attention", difference: pair ? this.difference : unit };
-    fill(this.legend, legendOf(scale, names[scale.name], this.app.dark), el("p", { class: "soft legend-name" }, el("span", { class: "hidden-key" }), " hidden by the mask"));
+    fill(this.legend, legendOf(scale, names[scale.name], this.app.dark), el("p", { class: "soft legend-name" }, el("span", { class: "hidden-key" }), " hidden by the mask"), this.bars(pair));
+  }
+
+  // What the bars along the edges are, if there are any.
+  bars(pair) {
+    if (pair || this.app.measure !== "weights") return null;
+    const all = this.app.kind === "rest" ? " They include the first token." : "";
+    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats and mean distance in tokens of each query. ≤ is the longest bar or the most possible.${all}` });
   }
 
   // Where the pictures of the file end, how to go on.

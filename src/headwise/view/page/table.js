@@ -3,25 +3,30 @@
 class HeadTable {
   constructor(app) {
     this.app = app;
-    this.root = el("section", { class: "table", "aria-label": "All heads as a table" });
+    this.note = el("p", { class: "soft note", id: "table-note" });
+    this.box = el("div", { class: "table", tabindex: "0", role: "group", "aria-label": "All heads as a table" });
+    this.root = el("section", { class: "table-view" }, this.note, this.box);
   }
 
   build() {
     const { manifest } = this.app.side;
     const { store } = this.app;
-    const names = Object.keys(manifest.about);
+    const names = Object.keys(manifest.about).filter((name) => name !== "next" || !manifest.corner); // a causal model sees no next token
     const sort = store.get("sort");
     const column = (key, text, about) => el("th", { scope: "col", "aria-sort": key === sort ? (key === "place" ? "ascending" : "descending") : null },
       el("button", { type: "button", class: "plain", text, title: about, onclick: () => store.set({ sort: key }) }));
     const header = el("tr", {}, column("place", "head", "by layer and head"), el("th", { scope: "col", text: "what it does" }), ...names.map((name) => column(name, statName(name), manifest.about[name])));
     const places = Array.from(this.app.atlas.cells.keys());
     if (sort !== "place") places.sort((a, b) => this.app.atlas.number(b)(sort) - this.app.atlas.number(a)(sort));
-    fill(this.root, el("table", {}, el("caption", { text: this.caption() }), el("thead", {}, header), el("tbody", {}, ...places.map((place) => this.row(place, names)))));
+    fill(this.box, el("table", { "aria-describedby": "table-note" }, el("thead", {}, header), el("tbody", {}, ...places.map((place) => this.row(place, names)))));
+    this.note.textContent = this.caption();
+    requestAnimationFrame(() => this.box.scrollWidth > this.box.clientWidth && this.note.append(el("b", { text: " Scroll the table to the right for more numbers." })));
   }
 
   caption() {
     const without = this.app.store.get("without");
-    return `Averages over all tokens to which a number applies${without ? ", with the first token left out and the other weights rescaled to sum to 1" : ""}. Induction, for example, needs an earlier copy of the token. A weight shows where a head attends, not what the model uses.`;
+    const left = without ? " Sink is over all tokens; every other column is without the first token, the other weights scaled up to sum to 1." : "";
+    return `Averages over the tokens to which a number applies (induction, for example, needs an earlier copy): shares from 0 to 1, distance in tokens.${left} A weight shows where a head attends, not what the model uses.`;
   }
 
   row(place, names) {

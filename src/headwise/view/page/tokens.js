@@ -44,4 +44,4 @@ const signed = (x) => (x > 0 ? "+" : x < 0 ? "−" : "") + weightText(Math.abs(x
 const timesText = (x) => (x >= 100 ? count(Math.round(x)) : x >= 10 ? x.toFixed(1) : x >= 0.01 || x === 0 ? x.toFixed(2) : x.toExponential(1)) + "×";
 const count = (n) => n.toLocaleString("en-US");
 const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
-const statName = (key) => key.replace("_", " ");
+const statName = (key) => (key === "one_to_one" ? "one-to-one" : key.replaceAll("_", " "));

@@ -31,7 +31,7 @@ class Live {
     this.models = el("select", { "aria-label": "Model", onchange: () => this.asked && this.fresh() });
     this.picker = el("input", { type: "file", class: "picker", "aria-label": "Open a text file", onchange: () => this.picked(this.picker.files[0]) });
     this.named = el("span", { class: "soft file-name" });
-    this.go = el("button", { type: "button", class: "act go", text: "Run", title: "Ctrl Enter", onclick: () => this.fresh() });
+    this.go = el("button", { type: "button", class: "act go", text: "Run", title: "Ctrl Enter. Short texts run while you type.", onclick: () => this.fresh() });
     this.stopper = el("button", { type: "button", class: "act stop", text: "Cancel", hidden: true, onclick: () => this.cancel() });
     this.progress = el("progress", { max: "1", value: "0", hidden: true, "aria-label": "Progress" });
     this.status = el("p", { class: "status soft", role: "status" });
@@ -83,13 +83,13 @@ class Live {
         const run = await this.connection.json(`/api/runs/${id}`);
         if (turn !== this.turn) return;
         this.progress.value = run.done;
-        this.say(`trying every head ${Math.round(100 * run.done)} %`);
+        this.say(`switching each head off in turn ${Math.round(100 * run.done)} %`);
         if (run.error) return this.end(run.error);
         if (run.effects.length) this.showEffects(run);
         if (["finished", "cancelled"].includes(run.stage)) break;
         await rest(120);
       }
-      this.say("Bars: what removing the head adds to the loss, in nats per token.");
+      this.say("Bars: what removing the head adds to the loss, in nats per token. Orange: it hurts; blue: it helps.");
       this.busy(false);
     } catch (error) {
       this.failed(error, turn);

@@ -66,11 +66,11 @@ class SilentHeads {
     const chips = this.pairs.map(([l, h]) => el("button", { type: "button", class: "chip off", text: `${l}.${h} ×`, "aria-label": `Switch head ${l}.${h} on again`, onclick: () => this.toggle(`${l}.${h}`) }));
     const many = this.places.size;
     const mode = el("label", { class: "check", title: "You can also Shift-click a head, or press o" }, el("input", { type: "checkbox", checked: this.clicking, onchange: (event) => this.setClicking(event.target.checked) }), "click a head to switch it off");
-    fill(this.root, el("h3", { text: "Switched off" }),
+    fill(this.root, el("h3", { text: many ? "Switched off" : "Switch heads off" }),
       el("p", { class: "chips" }, mode, ...chips),
       el("p", { class: "acts" },
         place ? el("button", { type: "button", class: "act switch", text: `Switch ${place} ${this.places.has(place) ? "on" : "off"}`, onclick: () => this.toggle(place) }) : null,
-        this.live.app ? el("button", { type: "button", class: "act sweep", text: "Try every head", title: "Switch off every head, one at a time, and color the heads by what that does to the loss", onclick: () => this.live.sweep() }) : null,
+        this.live.app ? el("button", { type: "button", class: "act sweep", text: "Switch each head off in turn", title: "Switch each head off in turn, and show as bars what that does to the loss", onclick: () => this.live.sweep() }) : null,
         many ? el("button", { type: "button", class: "act", text: "All on", onclick: () => this.clear() }) : null,
         this.again()));
   }

@@ -63,7 +63,7 @@ def ask_all(asked: tuple[Question, ...], clock: float | None) -> int:
         for question, is_follow_up in _in_order(asked):
             left = None if clock is None else clock - (time.monotonic() - begun) / 60
             if left is not None and left <= 0:
-                print("\nThe time is over.")
+                print("\nTime is up.")
                 break
             _put(question, left, is_follow_up=is_follow_up)
             answer = read_path(question) if question.code else read_words(question)
@@ -161,7 +161,7 @@ class PointCount:
         """
         whole = round(minutes)
         took = "less than a minute" if minutes < 1 else f"{whole} minute{'' if whole == 1 else 's'}"
-        words = f"Found in your words: {self.made} of {self.count} points. " if self.count else ""
+        words = f"Points found in your answers: {self.made} of {self.count}. " if self.count else ""
         return f"{self.code}{words}The interview took {took}."
 
 
@@ -194,7 +194,7 @@ def _words_answered(question: Question, answer: str, *, as_json: bool) -> int:
     for name, point in found.items() if answer.strip() else ():
         paragraph(_judged(name, point), "  ")
     if answer.strip() and any(point.state == "missing" for point in found.values()):
-        print("  (✓ found in your words, · not found there: you may have said it in others)")
+        print("  (✓ found in your answer; · not found, but you may have said it in other words)")
     if question.code:
         print(f"Model answer:\n\n{model}")
     else:

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE.py:NAME",
-        help="a statistic of your own, which may be repeated; this runs the Python file that you name",
+        help="your own statistic; the option may be repeated; it runs the Python file that you name",
     )
     parser.add_argument("--importance", action="store_true", help="how much the loss depends on each head, by gradient")
     parser.add_argument(

@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="PATH", help=f"path of the page (default: {PAGE})")
     parser.add_argument("--no-html", action="store_true", help="do not write a page")
     parser.add_argument(
-        "--importance", action="store_true", help="measure what each head is worth to the loss; color the page by it"
+        "--importance",
+        action="store_true",
+        help="measure how much the loss depends on each head, and color the page by it",
     )
     parser.add_argument(
         "--values", action="store_true", help="show what the weights carry, too (done anyway up to 1,024 tokens)"

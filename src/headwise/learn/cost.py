@@ -387,8 +387,8 @@ def _complexity(cost: Cost) -> Answer:
     return Answer(
         "What is the complexity?",
         f"O(T·E²) for the projections and O(T²·E) for the scores: at {cost.seq} tokens {human(projections)} and "
-        f"{human(scores)} operations, at {longer.seq} {projections_2 / projections:.0f} and "
-        f"{scores_2 / scores:.0f} times as many. They are equal at {cost.crossover:.6g} tokens, E·(1 + Hkv/H)."
+        f"{human(scores)} operations; at {longer.seq} tokens, {projections_2 / projections:.0f} and "
+        f"{scores_2 / scores:.0f} times as many. They are equal at T = E·(1 + Hkv/H) = {cost.crossover:.6g} tokens."
         + (f" A window of {window} makes the scores O(T·W·E)." if window is not None else ""),
     )
 

@@ -50,7 +50,7 @@ QUESTIONS = {  # the first hint: where to look, without the cure
     "scale-missing": "In which range are the scores if a head is 64 wide, and what does the softmax make of them?",
     "scale-multiplied": "If heads become wider, do the scores that reach the softmax keep their range?",
     "scale-no-sqrt": "If heads become wider, do the scores that reach the softmax keep their spread?",
-    "softmax-axis": "What does the axis count along which the weights sum to 1?",
+    "softmax-axis": "What does the axis along which the weights sum to 1 stand for?",
     "split-view": "Which tokens do the numbers of head 0 for token 0 come from?",
     "too-wide": "How wide is the result, and how wide should it be?",
     "undefined-name": "Is every name in forward defined somewhere above it?",

@@ -123,7 +123,7 @@ class HeadKinds:
         feeder, fed = (self.short(circuit[f"{x}layer"], circuit[f"{x}head"]) for x in ("from_", ""))
         return [
             f"{feeder} {verb} {fed}: induction {circuit['before']:.3f}, {circuit['after']:.3f} without it;",
-            f"  {circuit['control']:.3f} at least without one of {circuit['controls']} other heads",
+            f"  at least {circuit['control']:.3f} without any one of {circuit['controls']} other heads",
         ]
 
     def to_json(self) -> dict[str, Any]:

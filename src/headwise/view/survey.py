@@ -37,9 +37,9 @@ MEANING = {
     "same_token": "share on earlier copies of the token",
     "local": "share at most 8 tokens away",
     "monotone": "largest weight, for tokens that follow the other text step by step",
-    "one_to_one": "largest weight, for tokens whose key no other token has",
+    "one_to_one": "largest weight, for tokens whose strongest key is not also another token's",
     "second_sink": "share on the one other token that gets the most",
-    "entropy": "how evenly {what} is spread: 0 is one token only, 1 all visible tokens alike",
+    "entropy": "how evenly {what} is spread: 0 means a single token, 1 means all visible tokens equally",
     PEAK: "the largest weight of a token",
     "distance": "mean distance to the tokens attended to, in tokens",
     "importance": "how much the loss of a window would change without the head, in nats, by the gradient",
@@ -239,7 +239,7 @@ the share of $what that counts for the head's name, or for a head without a name
 """)
 BY_DISTANCE = (
     "<li><b>by distance</b> bars: the share of attention at distance 0 (the token itself), 1, 2–3, 4–7 and so on, from "
-    "left to right; the highest bar is the largest share of the head</li>"
+    "left to right; bars are scaled to the head's largest share</li>"
 )
 
 

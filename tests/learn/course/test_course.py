@@ -234,7 +234,7 @@ def test_an_endless_loop_is_stopped_with_its_line_and_the_credit_of_the_steps_be
     found = grade_file(dataclasses.replace(find("split-and-merge"), seconds=0.5), path, told.append)
     line = head.count("\n") + 1
     assert [result.right for result in found.results] == [True, True, False]
-    assert found.next.words.startswith("still running after 0.5 s, an endless loop? (line ")
+    assert found.next.words.startswith("still running after 0.5 s; is there an infinite loop? (line ")
     assert found.next.words[-3:-1] in (str(line), str(line + 1))
     assert "the merge" in told
 

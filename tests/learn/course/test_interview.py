@@ -139,9 +139,9 @@ def test_the_interview_asks_until_the_time_is_over(capsys, monkeypatch):
     assert interview.ask_all(chosen, clock=5.0) == 0
     out = capsys.readouterr().out
     assert "[5 min left]" in out
-    assert "Found in your words: 2 of 7 points. The interview took less than a minute." in out
+    assert "Points found in your answers: 2 of 7. The interview took less than a minute." in out
     assert interview.ask_all(chosen, clock=1e-9) == 0
-    assert "The time is over." in capsys.readouterr().out
+    assert "Time is up." in capsys.readouterr().out
 
 
 def test_a_path_is_one_line_and_is_asked_again_until_the_file_exists(tmp_path, capsys, monkeypatch):
@@ -155,7 +155,7 @@ def test_a_path_is_one_line_and_is_asked_again_until_the_file_exists(tmp_path, c
     assert "the constructor is not the assignment's" in out
     assert "Follow-up complexity" in out
     assert "✓ the scores are quadratic in the length" in out
-    assert "Your code is not right yet. Found in your words: 1 of 3 points." in out
+    assert "Your code is not right yet. Points found in your answers: 1 of 3." in out
 
 
 @pytest.mark.parametrize("text", ["q\n", "quit\n", ""], ids=["q", "quit", "end of input"])

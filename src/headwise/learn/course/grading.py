@@ -33,7 +33,7 @@ PIECES = {
 }  # fmt: skip
 RESIDUAL = "the input is added to the output (residual)"
 ROLES = ("wrong-role", "no-qkv-proj", "one-projection")  # made where q, k and v are made, or where they are used
-NOT_TRIED = "not tried, because the step before did not end"
+NOT_TRIED = "not tried, because the previous step did not finish"
 # The step of attention that a mistake of the checker belongs to, by the first words of its name.
 STEPS = {
     "causal-cache": CACHE_STEP, "layers-in-list": 1,
@@ -150,7 +150,7 @@ class _Judge:
             return words
         named = self._checked[1]
         if words and named:
-            return f"{words}; a cause that the checker names: {next(iter(named.values()))}"
+            return f"{words}; the checker names this cause: {next(iter(named.values()))}"
         return words or named.get(part.name, "")
 
     def _tried(self, test: Callable[[], None]) -> tuple[str, str]:
@@ -166,7 +166,7 @@ class _Judge:
         except NotImplementedError:
             return UNWRITTEN, ""
         except SystemExit:
-            return "it ends the program: exit() or quit()", ""
+            return "it exits Python with exit() or quit()", ""
         except Exception as error:  # whatever the learner's code raises
             return f"it raises {type(error).__name__}: {error}{place(error)}", _text(error)
         return "", ""

@@ -75,7 +75,7 @@ def _flops(cost: Cost) -> str:
     return (
         f"The four projections take 8·T·E² = {human(projections)} operations, the scores and the weighted values "
         f"4·T²·E = {human(scores)}, counting a multiply-add as two: together {cost.flops:,}, or {human(cost.flops)}. "
-        f"From T = 2·E = {cost.crossover:.0f} tokens on, the T² part is the larger one."
+        f"Beyond T = 2·E = {cost.crossover:.0f} tokens, the T² part is larger."
     )
 
 

@@ -88,7 +88,9 @@ def grade_file(exercise: Exercise, path: Path, progress: Callable[[str], None] =
     )
     if heard.grade is not None:
         return heard.grade
-    ended = f"it was stopped after {most:g} s" if status == -signal.SIGKILL else f"it ended Python (status {status})"
+    ended = (
+        f"it was stopped after {most:g} s" if status == -signal.SIGKILL else f"it made Python exit (status {status})"
+    )
     said = error.strip().splitlines()[-1:]
     words = ": ".join([f"{ended} while grading {heard.stage}", *said])
     return Grade(tuple(PartResult(part.name, False, words) for part in exercise.parts))
@@ -128,7 +130,7 @@ def limited(seconds: float) -> Iterator[None]:
     try:
         yield
     except sandbox.TooLong as error:
-        raise EndlessPartError(f"still running after {seconds:g} s, an endless loop?{place(error)}") from None
+        raise EndlessPartError(f"still running after {seconds:g} s; is there an infinite loop?{place(error)}") from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, left)
 
@@ -145,7 +147,7 @@ def names_in(path: Path) -> tuple[Space, str]:
         with limited(LOADING):
             spec.loader.exec_module(module)
     except EndlessPartError as failure:
-        return vars(module), f"Your file does not end: {failure}."
+        return vars(module), f"Your file does not finish running: {failure}."
     except SyntaxError as error:
         return {}, f"Your file is not Python yet: {error.msg} (line {error.lineno})."
     except (Exception, SystemExit) as error:

@@ -1,7 +1,7 @@
 // The help sheet.
 
 const HELP = [
-  ["Everywhere", [["?", "this sheet"], ["Esc", "let go of a word, or go back to all heads"], ["1  2  3  4", "heads, text, map, table"], ["/", "find a word"], ["d", "light or dark theme"], ["[  ]", "previous head, next head"], ["w", "weights, what they carry, contributions"]]],
+  ["Everywhere", [["?", "this sheet"], ["Esc", "deselect the word, or go back to all heads"], ["1  2  3  4", "heads, text, map, table"], ["/", "find a word"], ["d", "light or dark theme"], ["[  ]", "previous head, next head"], ["w", "weights, what they carry, contributions"]]],
   ["Map", [["arrows", "move the cursor, with Shift by ten"], ["+  −", "zoom at the cursor; wheel and pinch too"], ["0", "the whole map"], ["Enter", "keep the word"], ["m  r  p  u", "all tokens, without first token, largest, × uniform"], ["x", "cycle through a comparison"]]],
   ["Heads", [["arrows", "move among heads"], ["Enter", "open a head"]]],
   ["Text", [["arrows", "move among words"], ["Enter", "keep a word"]]],

@@ -48,6 +48,14 @@ def test_the_clearest_heads_have_the_words_of_their_rows_at_the_left(result):
     assert sum("Head " in line for line in lines) >= 1
 
 
+def test_the_numbers_of_heads_stand_over_their_cells(result):
+    lines = bare(drawn(result, 80, Palette(24), 24)).splitlines()
+    place = next(i for i, line in enumerate(lines) if re.fullmatch(r"( +\d){16} *", line))
+    numbers = [match.start() for match in re.finditer(r"\d", lines[place])]
+    letters = [match.start() for match in re.finditer(r"[a-zA-Z·]", lines[place + 1])]
+    assert numbers == letters
+
+
 def test_a_larger_terminal_shows_more_heads(result):
     small, large = (bare(drawn(result, *size)) for size in ((80, Palette(24), 24), (160, Palette(24), 48)))
     assert large.count("Head ") >= 3 * small.count("Head ") > 0

@@ -156,7 +156,7 @@ class Cells:
         if len(heads) > 1 or len(str(max(next(iter(heads))))) >= self.size:
             return []
         fit = str.ljust if self.palette.depth == 0 else str.center
-        return [f"{'':4}{''.join(fit(str(head), self.size) for head in next(iter(heads))[: self.shown])}   "]
+        return [f"{'':4}{''.join(fit(str(head), self.size) for head in next(iter(heads))[: self.shown])}"]
 
     def _layer(self, layer: int) -> str:
         """One layer: its number and a cell for each head."""

@@ -83,7 +83,7 @@ def live(browser: Any, address: str, into: Path) -> None:
         page.wait_for_selector("#headwise .head", timeout=60_000)
         if page.locator(".sweep").count():
             page.click(".sweep")
-            page.get_by_text("Bars: what removing").wait_for(timeout=120_000)
+            page.get_by_text("Bars: what removing").first.wait_for(timeout=120_000)
             page.get_by_label("color words by their loss").check()
         page.wait_for_timeout(500)
         small(into / f"live_{theme}.png", page.screenshot())

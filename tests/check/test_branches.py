@@ -40,7 +40,6 @@ class MultiHeadAttention(nn.Module):
 WRONG = {
     "causal-inverted": (".triu(1)", ".tril(-1)", "scores = scores.masked_fill(torch.ones_like"),
     "weights-returned": ("(out, weights) if", "(out, (q @ k.mT / self.d**0.5).softmax(-1)) if", "return (out"),
-    "device-fixed": ("i = torch.arange(T, device=x.device)", "i = torch.arange(T)", ""),
     "masks-combined": ("if mask is not None:", "if mask is not None and not need_weights:", ""),
     "result-unused": ("scores = q @ k.mT", "turned = q * 2 + k\n        scores = q @ k.mT", "turned ="),
 }
@@ -59,7 +58,7 @@ def test_modes_windows_and_switches_inside_are_all_tried(tmp_path):
     assert (item.status, item.words.startswith("self.fused=True")) == ("verified", True)
 
 
-@pytest.mark.parametrize("mistake", [name for name in WRONG if name != "device-fixed"])
+@pytest.mark.parametrize("mistake", WRONG)
 def test_a_mistake_behind_an_option_is_named(mistake, tmp_path):
     old, new, line = WRONG[mistake]
     assert CLASS.count(old) == 1

@@ -72,11 +72,12 @@ def test_style_is_right(style, tmp_path):
     assert judged(tmp_path, getattr(odd_styles, style)).verdict in ("right", "variant")
 
 
-def test_a_tensor_made_on_the_cpu_is_a_mistake_at_the_line_that_makes_it(tmp_path):
+def test_a_tensor_made_on_the_cpu_is_fragile_at_the_line_that_makes_it(tmp_path):
     text = odd_styles.LIKE_TORCH.replace("scores = q @ k", "scores = torch.zeros(T, 1) + q @ k")
     report = judged(tmp_path, text)
-    assert (report.verdict, report.cause) == ("wrong", "device-fixed"), report
-    assert report.wrong[0].text.startswith("scores = torch.zeros")
+    assert report.verdict in ("right", "variant"), report
+    found = next(finding for finding in report.findings if finding.name == "device-fixed")
+    assert found.text.startswith("scores = torch.zeros")
     assert "device-fixed" not in {f.name for f in judged(tmp_path, odd_styles.LIKE_TORCH).findings}
 
 

@@ -386,7 +386,7 @@ _ROWS = (
     M("not-finite", "wrong", "queries or keys hold infinite numbers or NaN",
       "Every weight that is computed from them is NaN.", "Print the first tensor that is not finite.",
       explains=("mask-nan", "nan-in-training")),
-    M("device-fixed", "wrong", "a tensor is created on the CPU, regardless of the input's device",
+    M("device-fixed", "fragile", "a tensor is created on the CPU, regardless of the input's device",
       "On a GPU the call fails, because tensors are on two devices.", "Pass device=x.device where the tensor is made."),
     M("compile-fails", "fragile", "`torch.compile` cannot compile it as one graph",
       "The graph breaks, and most of the gain from compilation is lost.",

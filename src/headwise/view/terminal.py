@@ -174,7 +174,9 @@ class Cells:
     def _legend(self) -> list[str]:
         kinds = [f"{sign} {kind}" for kind, sign in self.letters.items()]
         more = [CAPITAL]
-        more += ["more color: more clearly"] if self.palette.depth else ["pairs: without the first token"]
+        more += (
+            ["more color: more clearly"] if self.palette.depth else ["pairs: of what is left without the first token"]
+        )
         hidden = max(len(summary) for summary in self.view.summaries) - self.shown
         more += [f"{hidden} more heads per layer"] if hidden else []
         axes = ["rows: layers", "columns: heads"] if self._numbers() else ["rows: layers"]

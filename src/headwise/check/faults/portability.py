@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound, stored_lengths
 from headwise.check.calls import PLAIN, Inputs, double_by_default, make_inputs, quiet, signature
-from headwise.check.code.loader import globals_read
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
@@ -175,9 +174,8 @@ def other_device(bound: Bound, reading: AttentionReading | None) -> Found:
             on_meta = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in given.items()}
             bound.form.call(moved, Inputs(*(x.to("meta") for x in bound.inputs)), on_meta)
         if devices.line is not None:
-            told = "device" in bound.case.text(devices.line) or "device" in globals_read(bound.case.target)
             words = f"line {devices.used} then computes with it" if devices.used != devices.line else ""
-            yield Finding("device-fixed", words, devices.line, severity="fragile" if told else "wrong")
+            yield Finding("device-fixed", words, devices.line)
             return
 
 

@@ -255,7 +255,7 @@ WRONG = [
         "the mask",
         "masked keys keep some weight",
     ),
-    ("all-heads-at-once", "softmax(-1)", "softmax(1)", "the mask", "a mask makes the result NaN"),
+    ("all-heads-at-once", "softmax(-1)", "softmax(1)", "softmax and values", "the softmax runs over the wrong axis"),
     ("all-heads-at-once", "softmax(-1)", "softmax(-2)", "softmax and values", "the softmax runs over the wrong axis"),
     (
         "all-heads-at-once",

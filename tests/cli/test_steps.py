@@ -19,7 +19,8 @@ def refused(capsys, *arguments):
     return captured.err
 
 
-def test_tables_hold_ten_steps_numbers_and_four_operations(capsys):
+def test_tables_hold_ten_steps_numbers_and_four_operations(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     out = printed(capsys, "--causal")
     for word in (
         "TEN STEPS",

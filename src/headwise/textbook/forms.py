@@ -33,6 +33,12 @@ class Convertible(nn.Module):
     _returns_weights = False
     _layers: tuple[str, ...] = ("W_q", "W_k", "W_v", "W_o")  # what the document calls the projections
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Keep the signature of `__init__`, which `__new__` would hide."""
+        super().__init_subclass__(**options)
+        expected = inspect.signature(cls.__init__)
+        cls.__signature__ = expected.replace(parameters=list(expected.parameters.values())[1:])  # type: ignore[attr-defined]
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Check the arguments here: Python would name the class that `__init__` is inherited from."""
         if args or kwargs:  # a copy is made without

@@ -279,7 +279,7 @@ def _fresh(bound: Bound) -> Any:
 def _kept_inside(bound: Bound, flags: dict[str, Any]) -> Found:
     """A cache that the object keeps itself: the last token after the others must get what it gets among them."""
     cut, whole = bound.sizes.T - 1, bound.output
-    thing = _fresh(bound)
+    thing = copy.deepcopy(bound.thing)  # which was called without the cache: that must leave nothing behind
     parts = [Inputs(*(x[:, part] for x in bound.inputs)) for part in (slice(0, cut), slice(cut, None))]
     bound.output_of(parts[0], flags, thing)
     try:

@@ -22,7 +22,7 @@ TALL = 32  # lines of a terminal that has room for more
 LEAST, MOST = 12, 32  # columns of a large picture
 LEGEND = "   "  # between entries, since a dot is an entry of its own
 CAPITAL = f"s and capitals: {ON_FIRST}"
-PAIR = "strongest pair"
+PAIR = "strongest, without first token"
 LISTED = 12  # heads in a table without colors
 LARGEST = 24  # columns of a picture in the view of one layer
 
@@ -116,7 +116,7 @@ def _listed(view: View, width: int, most: int) -> list[str]:
     pairs = [example(view, head) for head in heads]
     size = min(max(map(wide, [PAIR, *pairs])), max(16, 2 * width // 5))
     room = width - size - 9  # for what a head does, which is wrapped: its end often says most
-    lines = [f"{'head':>5}  {fill('what it does', room)}  {PAIR}".rstrip()]
+    lines = [f"{'head':>5}  {fill('what it does', room)}  {cut(PAIR, size)}".rstrip()]
     for head, pair in zip(heads, pairs, strict=True):
         first, *rest = wrapped(described(head.summary).split(" "), room, " ")
         if len(lines) > max(1, most - len(rest)):

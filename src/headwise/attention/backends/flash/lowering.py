@@ -1,19 +1,18 @@
 """What a call means to FlashAttention-4: a band of keys around every query, documents, lengths, soft-cap and sinks."""
 
-from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.attention.backends.base import Call
-from headwise.attention.backends.flex import fingerprint
 from headwise.masks import Causal, Mask, Window
 from headwise.masks.kinds import Documents, Lengths, Packed, conjuncts
 from headwise.masks.lowering import simplify
+from headwise.weights.memory import BoundedMemory
 
-MOST_KEPT = 32  # layouts of documents
+LAYOUTS = BoundedMemory()
 
 
 class Band(NamedTuple):
@@ -71,7 +70,7 @@ def with_part(plain: FlashArguments, part: Mask, call: Call) -> FlashArguments |
     if type(part) is Lengths and part.side == "right":
         lengths = part.lengths.clamp(max=S).to(torch.int32)
         return plain._replace(lengths=lengths.expand(B).contiguous())
-    if type(part) in (Documents, Packed):
+    if isinstance(part, Documents | Packed):
         if T != S or plain.starts is not None:
             return "it supports one set of documents, with as many keys as queries"
         layout = kept_layout(part, B, S)
@@ -79,22 +78,13 @@ def with_part(plain: FlashArguments, part: Mask, call: Call) -> FlashArguments |
     return f"it has no form of {part!r}"
 
 
-_kept: "OrderedDict[Any, tuple[Mask, tuple[Tensor, int] | str]]" = OrderedDict()
-
-
-def kept_layout(mask: Mask, B: int, S: int) -> tuple[Tensor, int] | str:
-    """The layout of documents. The last few are kept, since finding one makes the host wait for the GPU."""
+def kept_layout(mask: Documents | Packed, B: int, S: int) -> tuple[Tensor, int] | str:
+    """The layout of documents. It is remembered, since finding one makes the host wait for the GPU."""
     if isinstance(mask, Packed):
         return repeated(F.pad(mask.ends, (1, 0)), B, S), S
     if torch.compiler.is_compiling():
         return "where documents start is known only outside a compiled graph; documents(lengths=...) can be compiled"
-    place = (fingerprint(mask), B, S)
-    if place not in _kept:
-        _kept[place] = (mask, layout(mask.ids, B))  # type: ignore[attr-defined] # the mask stays alive, and every id
-        while len(_kept) > MOST_KEPT:
-            _kept.popitem(last=False)
-    _kept.move_to_end(place)
-    return _kept[place][1]
+    return LAYOUTS.get([mask.ids], B, lambda: layout(mask.ids, B))
 
 
 def layout(ids: Tensor, B: int) -> tuple[Tensor, int] | str:

@@ -22,7 +22,9 @@ class Live {
   }
 
   build() {
+    this.last = kept();
     this.text = el("textarea", { class: "ask-text", rows: "2", "aria-label": "Text to analyze", placeholder: "Type or paste a text, or drop a file here", spellcheck: "false", maxlength: "4000000" });
+    this.text.value = this.begun = this.last ? this.last.asked.text : EXAMPLE; // at once: later it would be written into what the user types
     this.typed = debounced(() => this.text.value && this.text.value.length <= TYPED && this.text.value !== this.asked?.text && this.begin({ maps: true, typing: true }), 300);
     this.text.addEventListener("input", () => (this.bring(null), this.typed()));
     this.text.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && this.fresh());
@@ -44,13 +46,6 @@ class Live {
       el("p", { class: "live-title" }, el("b", { text: "headwise" }), el("span", { class: "soft", text: " What does every attention head do with your text? Type, and the pictures update." }), el("label", { class: "chooser" }, "Model", this.models)),
       el("form", { class: "ask", onsubmit: (event) => event.preventDefault() }, this.text, el("div", { class: "ask-line" }, this.go, this.stopper, this.writer, opener, this.named, losses, this.progress, this.status)),
       el("div", { class: "results" }, this.outcome.root, this.silent.root));
-  }
-
-  // The page begins with an example and its picture.
-  exemplify() {
-    if (this.asked || this.text.value) return undefined; // the user was quicker
-    this.text.value = EXAMPLE;
-    return this.begin({ maps: true });
   }
 
   append(token) {
@@ -121,13 +116,13 @@ class Live {
     this.text.focus();
   }
 
-  // After a reload: the text, and its run if the server still has it; otherwise a new run.
+  // The page begins with an example; after a reload with the last text, and its run if the server still has it.
   async resume() {
-    const last = kept();
-    if (!last || !Array.from(this.models.options).some(({ value }) => value === last.asked.model)) return this.exemplify();
+    const last = this.file || this.text.value !== this.begun ? null : this.last; // nothing is restored over what the user was quick to bring
+    if (last) this.bring(last.asked.file);
+    if (!last || !Array.from(this.models.options).some(({ value }) => value === last.asked.model)) return this.begin({ maps: true });
     [this.asked, this.id] = [last.asked, last.id];
-    this.bring(last.asked.file);
-    [this.text.value, this.models.value] = [last.asked.text, last.asked.model];
+    this.models.value = last.asked.model;
     this.silent.restore(last.off);
     const turn = ++this.turn;
     this.busy(true);
@@ -136,6 +131,7 @@ class Live {
     } catch (error) {
       this.failed(error, turn);
     }
+    return undefined;
   }
 
   async offer() {
@@ -183,6 +179,7 @@ class Live {
 
   // Start a run of the text in the field, or of the same text again.
   async begin({ maps, compare = false, same = compare, typing = false }) {
+    if (!this.limits) return undefined; // the models are not known yet: resume() begins when they are
     const turn = ++this.turn;
     if (typing) this.silent.restore([]);
     const off = this.silent.pairs;

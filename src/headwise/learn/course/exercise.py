@@ -17,6 +17,10 @@ class WrongPartError(Exception):
     """A part of an answer is wrong; the message says how."""
 
 
+class MissingNameError(WrongPartError):
+    """An answer does not define a name; the message is the name."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """One step of an exercise.
@@ -115,7 +119,7 @@ def skeleton_of(solution: str) -> str:
 def needs(space: Space, name: str) -> Any:
     """The function or class `name` of the answer."""
     if name not in space:
-        raise WrongPartError(f"{name} is not defined")
+        raise MissingNameError(name)
     return space[name]
 
 

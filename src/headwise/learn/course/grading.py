@@ -10,7 +10,6 @@ import difflib
 import functools
 import os
 import re
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,17 @@ import torch
 
 import headwise
 from headwise.check import Finding, Report, check
-from headwise.learn.course.exercise import CACHE_STEP, DocumentedCall, Exercise, Part, Space, WrongPartError
+from headwise.learn.course.exercise import (
+    CACHE_STEP,
+    DocumentedCall,
+    Exercise,
+    MissingNameError,
+    Part,
+    Space,
+    WrongPartError,
+    needs,
+)
+from headwise.learn.course.reach import Failure, failure_in, steps_before
 
 COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
 CHECK_SECONDS = 20.0  # for the checker, which takes two
@@ -100,6 +109,9 @@ class Grade:
         return cls(tuple(PartResult(**result) for result in data["results"]), data["report"], data["note"])
 
 
+Limit = Callable[[float], contextlib.AbstractContextManager[Any]]
+
+
 class EndlessPartError(WrongPartError):
     """A part did not end."""
 
@@ -109,7 +121,8 @@ def grade(
     space: Space,
     *,
     progress: Callable[[str], None] = lambda _: None,
-    limited: Callable[[float], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    limited: Limit = contextlib.nullcontext,
+    missing: str = "{} is not defined",
 ) -> Grade:
     """Grade the names that an answer defines, such as `globals()` of a notebook. The code runs in this process.
 
@@ -118,8 +131,9 @@ def grade(
         space: the names.
         progress: called with the name of every part before it is tried.
         limited: makes a context that raises `EndlessPartError` after so many seconds. Later parts are then not tried.
+        missing: what to say of a name that the answer does not define.
     """
-    judge = _Judge(exercise, space, limited)
+    judge = _Judge(exercise, space, limited, missing)
     results: list[PartResult] = []
     stopped = ""
     for part in exercise.parts:
@@ -135,61 +149,98 @@ def grade(
 class _Judge:
     """Says what is wrong with the parts of one answer; the checker is asked once, by the first part that needs it."""
 
-    def __init__(
-        self, exercise: Exercise, space: Space, limited: Callable[[float], contextlib.AbstractContextManager[Any]]
-    ) -> None:
-        self.exercise, self.space, self.limited = exercise, space, limited
+    def __init__(self, exercise: Exercise, space: Space, limited: Limit, missing: str) -> None:
+        self.exercise, self.space, self.limited, self.missing = exercise, space, limited, missing
         self.report: Report | None = None
+        self.told: set[Failure] = set()
 
     def words(self, part: Part) -> str:
         """What is wrong with a part, or nothing."""
         if part.test is None:
             return self._by_checker(part)
-        words = self._tried(functools.partial(part.test, self.space))[0]
+        words, failure = self._tried(functools.partial(part.test, self.space))
         if words == UNWRITTEN or self.exercise.judged not in self.space:
             return words
+        if failure is not None and self._is_told(failure):
+            return NOT_REACHED
         named = self._checked[1]
+        if failure is not None and failure == self._crash[1]:
+            return words
         if words and named:
             return f"{words}; the checker names this cause: {next(iter(named.values()))}"
         return words or named.get(part.name, "")
 
-    def _tried(self, test: Callable[[], None]) -> tuple[str, str]:
-        """What a test says, and the line of the learner that raised an error."""
+    def _is_told(self, failure: Failure) -> bool:
+        """Whether an earlier part has failed at this place; otherwise it is remembered."""
+        known = failure in self.told
+        self.told.add(failure)
+        return known
+
+    def _tried(self, test: Callable[[], None]) -> tuple[str, Failure | None]:
+        """What a test says, and where the learner's code raised an error."""
         try:
             with self.limited(self.exercise.seconds), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 test()
         except EndlessPartError:
             raise
+        except MissingNameError as missing:
+            return self.missing.format(missing), None
         except WrongPartError as failure:
-            return str(failure), ""
+            return str(failure), None
         except NotImplementedError:
-            return UNWRITTEN, ""
+            return UNWRITTEN, None
         except SystemExit:
-            return "it exits Python with exit() or quit()", ""
+            return "it exits Python with exit() or quit()", None
         except Exception as error:  # whatever the learner's code raises
-            return f"it raises {type(error).__name__}: {error}{place(error)}", _text(error)
-        return "", ""
+            where = failure_in(error.__traceback__, INSTALLED)
+            return f"it raises {type(error).__name__}: {error}{place(error)}", where
+        return "", None
+
+    @functools.cached_property
+    def _crash(self) -> tuple[str, Failure | None]:
+        """What a call as documented says that ends in an error or gives something else, and where the error is."""
+        name, call = self.exercise.judged, self.exercise.call
+        if call is None:
+            return "", None
+        words, failure = self._tried(functools.partial(_as_documented, needs(self.space, str(name)), call))
+        given = " and ".join(map(str, call.inputs))
+        return (f"{words}; it was given {given}" if words.startswith("it raises") else words), failure
 
     @functools.cached_property
     def _checked(self) -> tuple[Report | None, dict[str, str]]:
         """What the checker reports on the class, and what is wrong by the name of a part."""
-        name, call = self.exercise.judged, self.exercise.call
+        name = self.exercise.judged
         if name is None or name not in self.space:
             return None, {}
         with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
             self.report = report = check(self.space[name])
-        words: dict[str, str] = {}
         found = [finding for finding in report.wrong if finding.name not in self.exercise.ignores]
+        words: dict[str, str] = {}
+        if report.verdict != "unfinished" and self._crash[0].startswith("it raises"):
+            return report, self._stopped(found)
         for finding in _causes(found):
             words.setdefault(self._owner(_step(finding), finding.text, finding.name), _words(finding))
-        if not found and call is not None and report.verdict != "unfinished":
-            said, text = self._tried(functools.partial(_as_documented, self.space[name], call))
-            step = STEPS["causal"] if said.startswith(SEES_LATER) else 0
-            words |= {self._owner(step, text, "crashes"): said} if said else {}
+        if not found and report.verdict != "unfinished" and self._crash[0]:
+            words[self._owner(STEPS["causal"] if self._crash[0].startswith(SEES_LATER) else 0, "", "")] = self._crash[0]
         if not words and RESIDUAL in report.variants:
             words[self._asked[-1].name] = f"{RESIDUAL}; exercise 12 does that, around the layer"
         return report, words
+
+    def _stopped(self, found: list[Finding]) -> dict[str, str]:
+        """What is wrong, by part, with a class that raises an error: what comes after it was not reached."""
+        said, failure = self._crash
+        here = [f for f in found if failure is not None and f.line == failure.line]
+        named = next((f for f in here if f.name != "crashes"), None)
+        step = 0 if named is None else _step(named)
+        with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
+            done = set() if failure is None else steps_before(self.space[str(self.exercise.judged)], failure)
+        undone = [part for part in self._asked if step in part.steps or (not step and not done.issuperset(part.steps))]
+        owner = (undone or self._asked[-1:])[0]
+        words = {part.name: NOT_REACHED for part in self._asked[self._asked.index(owner) :]}
+        if failure is not None and self._is_told(failure):
+            return words
+        return words | {owner.name: said if named is None else _words(named)}
 
     @property
     def _asked(self) -> list[Part]:
@@ -207,18 +258,19 @@ class _Judge:
         return next((part.name for part in self.exercise.parts if step in part.steps), self._asked[-1].name)
 
     def _by_checker(self, part: Part) -> str:
-        report, words = self._checked
-        if report is None:
-            return f"there is no class {self.exercise.judged}"
+        words = self._tried(functools.partial(needs, self.space, str(self.exercise.judged)))[0]
+        if words:
+            return words
+        report, named = self._checked
+        assert report is not None  # noqa: S101 - the class exists
         if report.verdict == "unfinished":
             done = {int(step.partition(" ")[0]) for step in report.done}
             return _unwritten(part, done)
-        if part.name in words:
-            return words[part.name]
-        if report.verdict == "unknown":
+        if part.name in named:
+            return named[part.name]
+        if report.verdict == "unknown" and not named:
             return "; ".join(report.doubts) or "the checker does not understand this class"
-        crashed = [p for p in self._asked if words.get(p.name, "").startswith(("it raises", "the call gives"))]
-        return NOT_REACHED if crashed and self._asked.index(part) > self._asked.index(crashed[0]) else ""
+        return ""
 
 
 def _unwritten(part: Part, done: set[int]) -> str:
@@ -264,12 +316,6 @@ def _hides_later_tokens(layer: Callable[..., Any], call: DocumentedCall) -> None
             f"{SEES_LATER}: called with x alone, its earlier outputs change with the last token. Make the causal mask "
             "in forward; masks that the caller passes come in exercise 8"
         )
-
-
-def _text(error: BaseException) -> str:
-    """The learner's line that raised the error."""
-    found = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(INSTALLED)]
-    return (found[-1].line or "") if found else ""
 
 
 def _likeness(line: str, text: str) -> float:

@@ -19,6 +19,7 @@ from headwise.learn.course.exercise import Exercise, Space
 from headwise.learn.course.grading import CHECK_SECONDS, EndlessPartError, Grade, PartResult, grade, place
 
 ALIKE = 0.5  # of two answers, the share of lines below which a comparison line by line is no help
+STOPPED, UNREADABLE = "your file stops before it defines {}", "your file cannot be read yet"
 LOADING = 10.0  # seconds for the statements of a file
 
 HEADER = """{quotes}Exercise {number} of {count}: {title} (difficulty {difficulty} of 5, about {minutes} minutes).
@@ -119,7 +120,9 @@ def grade_here(request: dict[str, Any], line: sandbox.TaskChannel) -> None:
     line.tell("progress", "loading your file")
     space, note = names_in(Path(request["file"]))
     exercise = dataclasses.replace(find(request["exercise"]), seconds=request["seconds"])
-    found = grade(exercise, space, progress=lambda words: line.tell("progress", words), limited=limited)
+    missing = STOPPED if space else UNREADABLE
+    said = {"missing": missing} if note else {}
+    found = grade(exercise, space, progress=lambda words: line.tell("progress", words), limited=limited, **said)
     line.tell("grade", dataclasses.replace(found, note=note).to_dict())
 
 
@@ -149,10 +152,17 @@ def names_in(path: Path) -> tuple[Space, str]:
     except EndlessPartError as failure:
         return vars(module), f"Your file does not finish running: {failure}."
     except SyntaxError as error:
-        return {}, f"Your file is not Python yet: {error.msg} (line {error.lineno})."
+        return {}, f"Your file is not Python yet: {error.msg} (line {error.lineno}){_near(error)}."
     except (Exception, SystemExit) as error:
         return vars(module), f"Your file stops with {type(error).__name__}: {error}{place(error)}."
     return vars(module), ""
+
+
+def _near(error: SyntaxError) -> str:
+    """The text of the line, and where else to look for what Python only notices there."""
+    text = "" if error.text is None else f": {error.text.strip()}"
+    quotes = error.msg.startswith(("invalid character", "unterminated triple"))
+    return text + ("; is every docstring closed?" if quotes else "")
 
 
 def compared(exercise: Exercise, answer: str) -> str:

@@ -48,7 +48,7 @@ WRONG = [
         "a projection or an input is used in the",
     ),
     ("one-head", "query @ key.transpose(-2, -1)", "query @ key.T", "the scores", "it raises RuntimeError"),
-    ("one-head", "query @ key.transpose(-2, -1)", "query @ key", "the scores", "it raises an error"),
+    ("one-head", "query @ key.transpose(-2, -1)", "query @ key", "the scores", "it raises RuntimeError"),
     ("one-head", "softmax(-1)", "softmax(-2)", "the softmax", "the softmax runs over the wrong axis"),
     ("one-head", "scores.softmax(-1) @ value", "scores @ value", "the softmax", "there is no softmax"),
     (
@@ -150,14 +150,14 @@ WRONG = [
         "SmallHead(d_model, d_model // num_heads)",
         "SmallHead(d_model, d_model)",
         "the concatenation",
-        "it raises an error",
+        "it raises RuntimeError",
     ),
     (
         "list-of-heads",
         "torch.cat([head(x) for head in self.heads], dim=-1)",
         "torch.cat([head(x) for head in self.heads], dim=1)",
         "the concatenation",
-        "it raises an error",
+        "it raises RuntimeError",
     ),
     (
         "list-of-heads",

@@ -67,10 +67,25 @@ def test_hints_go_from_a_question_to_the_line(exercise):
     mistake = MISTAKES[exercise.mistake]
     assert not triples(question) & (triples(mistake.title) | triples(mistake.hint) | triples(mistake.why))
     assert idea == mistake.hint
-    number = int(line.removeprefix("Look at line ").removesuffix("."))
+    number = int(re.match(r"Look at lines? (\d+)", line)[1])
     wrong = exercise.source().splitlines()[number - 1]
     assert wrong.strip()
-    assert wrong not in write(exercise.style).splitlines() or exercise.mistake == "missing-import"
+    if line.startswith("Look at line "):
+        assert line.endswith(f": {wrong.strip()}")
+
+
+def test_the_line_is_the_one_of_the_file_as_it_is_now():
+    exercise = EXERCISES[0]
+    (number,) = exercise.lines(exercise.source())
+    assert "sqrt(batch)" in exercise.source().splitlines()[number - 1]
+    assert exercise.lines("# a note\n# another\n" + exercise.source()) == [number + 2]
+    assert exercise.lines(exercise.source().replace("sqrt(batch)", "sqrt(self.head_dim)")) == []
+
+
+def test_nothing_in_a_class_shows_where_a_line_was_taken_out():
+    for exercise in EXERCISES:
+        assert not re.search(r"(?m)^ *(pass|(\w+) = \2)$", exercise.source()), exercise
+        compile(exercise.source(), "exercise", "exec")
 
 
 def test_the_way_through(tmp_path, capsys):

@@ -8,10 +8,12 @@ from headwise.cli import quiz
 from headwise.cli.console import add_json, late_status, paragraph, print_json, write_file
 from headwise.errors import OptionError
 from headwise.learn.course import EXERCISES, Exercise, Grade, card, find
+from headwise.learn.course.comparison import compared
+from headwise.learn.course.grading import NOT_REACHED, NOT_TRIED
 from headwise.learn.course.notebooks import as_json, course_notebook
 from headwise.learn.course.page import course_page
 from headwise.learn.course.progress import Progress
-from headwise.learn.course.work import Workspace, compared, grade_file
+from headwise.learn.course.work import Workspace, grade_file
 from headwise.learn.quiz import EXERCISES as FAULTY
 from headwise.learn.quiz import Quiz
 
@@ -134,19 +136,26 @@ def show(found: Grade) -> None:
         paragraph(found.note)
     paragraph(found.sentence())
     for result in found.results:
-        print(f"  {'✓' if result.right else '·'} {result.name}")
+        reached = " (not reached)" if result.words in (NOT_REACHED, NOT_TRIED) else ""
+        print(f"  {'✓' if result.right else '·'} {result.name}{reached}")
 
 
 def hinted(progress: Progress, space: Workspace, exercise: Exercise) -> int:
-    """Print the next hint for the next step."""
+    """Print the next hint for the next step, or that there is no next step."""
     space.lay_out(exercise)
+    record, number = progress.of(exercise), space.number(exercise)
+    if record.tries and record.next is None:
+        following = _current(progress)
+        print(f"{number}. {exercise.title} is solved: nothing is left to hint at.")
+        print("All exercises are solved." if following is None else f"Next: headwise course {space.number(following)}")
+        return 0
     part, level = progress.hint(exercise)
-    print(f"{space.number(exercise)}. {exercise.title}, {part.name}: {LEVELS[level]} (hint {level} of 3)")
+    print(f"{number}. {exercise.title}, {part.name}: {LEVELS[level]} (hint {level} of 3)")
     if level < len(LEVELS):
         paragraph(part.hint(level), "  ")
         return 0
     print(f"  {part.hint(level)}")
-    print(f"There are no more hints for this step. After a try: headwise course {space.number(exercise)} --solution")
+    print(f"There are no more hints for this step. After a try: headwise course {number} --solution")
     return 0
 
 

@@ -66,11 +66,14 @@ def ask_all(asked: tuple[Question, ...], clock: float | None) -> int:
                 print("\nTime is up.")
                 break
             _put(question, left, is_follow_up=is_follow_up)
-            answer = read_path(question) if question.code else read_words(question)
-            score.add(question, answer, answered(question, answer, as_json=False, names_follow_ups=False))
+            if question.code:
+                score.code = solved(question)
+            else:
+                score.add(question, said(question))
     except LeftError:
         print()
-    print(f"\n{score.sentence((time.monotonic() - begun) / 60)}")
+    print()
+    paragraph(score.sentence((time.monotonic() - begun) / 60))
     return 0
 
 
@@ -101,9 +104,21 @@ def _line() -> str:
     return line
 
 
-def read_path(question: Question) -> str:
-    """The path of a file that exists, on one line; empty to see the model answer."""
+def solved(question: Question) -> str:
+    """Whether the candidate's code is right, in words; a file can be repaired and named again."""
     print("The path of your file, or an empty line to see the model answer:")
+    words = ""
+    while path := read_path():
+        if answered(question, path, as_json=False, names_follow_ups=False) == 0:
+            return "Your code is right. "
+        words = "Your code is not right yet. "
+        print("Repair it and type its path again, or an empty line to see the model answer:")
+    answered(question, "", as_json=False, names_follow_ups=False)
+    return words
+
+
+def read_path() -> str:
+    """The path of a file that exists, on one line, or nothing."""
     while True:
         line = _line()
         if line == "?":
@@ -112,6 +127,13 @@ def read_path(question: Question) -> str:
             return line and str(Path(line).expanduser())
         else:
             paragraph(f"There is no file {line}. Type its path again, or q to leave.")
+
+
+def said(question: Question) -> str:
+    """The candidate's answer in words, after it was judged."""
+    answer = read_words(question)
+    answered(question, answer, as_json=False, names_follow_ups=False)
+    return answer
 
 
 def read_words(question: Question) -> str:
@@ -145,11 +167,8 @@ class PointCount:
     def __init__(self) -> None:
         self.made, self.count, self.code = 0, 0, ""
 
-    def add(self, question: Question, answer: str, status: int) -> None:
-        """Count the points of an answer in words; remember whether code was right."""
-        if question.code:
-            self.code = ("Your code is right. " if status == 0 else "Your code is not right yet. ") if answer else ""
-            return
+    def add(self, question: Question, answer: str) -> None:
+        """Count the points of an answer in words."""
         found = question.judge(answer).values()
         self.made, self.count = self.made + sum(point.state == "said" for point in found), self.count + len(found)
 
@@ -172,6 +191,8 @@ def answered(question: Question, answer: str, *, as_json: bool, names_follow_ups
     """Say which points an answer makes, then the model answer and the follow-ups. Exit 0 if all were found, else 1."""
     if question.code and answer.strip():
         status = _code_answered(answer.strip(), as_json=as_json)
+        if status and names_follow_ups and not as_json:
+            print("The model answer: headwise course --interview code --answer ''")
     else:
         status = _words_answered(question, answer, as_json=as_json)
     for name in question.follow_ups if names_follow_ups and not as_json else ():

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         return listed(quiz)
     if exercise is not None and options.skip:
         quiz.skip(exercise)
-        paragraph(f"Exercise {exercise.number}, line {exercise.lines()[0]}, was: {_told(exercise)}")
+        paragraph(f"Exercise {exercise.number} was: {_told(exercise)} See {exercise.place(exercise.source())}")
         exercise = quiz.current
     if exercise is None:
         print(f"All {len(EXERCISES)} exercises are done, {len(quiz.skipped)} of them skipped.")
@@ -63,9 +63,7 @@ def run(options: argparse.Namespace) -> int:
     if quiz.touched(exercise):
         return judged(quiz, exercise, whole=options.report)
     if options.report:
-        report = sandbox.run(exercise.path(quiz.folder))
-        show(report)
-        return int(report.exit_code)
+        return told(quiz, exercise, sandbox.run(exercise.path(quiz.folder)))
     return begun(quiz, exercise)
 
 
@@ -82,11 +80,8 @@ def judged(quiz: Quiz, exercise: FaultyClass, *, whole: bool) -> int:
     report = quiz.judge(exercise, sandbox.run)
     if report.exit_code != 0:
         if whole:
-            show(report)
-        else:
-            paragraph(
-                f"Not yet: {_still(exercise, report)}. For help: headwise quiz --hint, or headwise quiz --report."
-            )
+            return told(quiz, exercise, report)
+        paragraph(f"Not yet: {_still(exercise, report)}. For help: headwise quiz --hint, or headwise quiz --report.")
         return int(report.exit_code)
     replaced = quiz.replaced(exercise)
     if replaced is not None:
@@ -99,6 +94,14 @@ def judged(quiz: Quiz, exercise: FaultyClass, *, whole: bool) -> int:
         return 0
     quiz.lay_out(following)
     return begun(quiz, following)
+
+
+def told(quiz: Quiz, exercise: FaultyClass, report: Report) -> int:
+    """Print the checker's report, and the line to repair, which may be another than the one where it shows."""
+    show(report)
+    if exercise.mistake in [finding.name for finding in report.wrong]:
+        print(f"To repair it, look at {exercise.place(quiz.text(exercise))}")
+    return int(report.exit_code)
 
 
 def _told(exercise: FaultyClass) -> str:

@@ -1,7 +1,9 @@
 """The quiz: classes with one mistake each, to find and fix. The answer must be the same class, repaired."""
 
+import difflib
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any, NamedTuple
 from headwise.check import MISTAKES, Report
 from headwise.check.templates import shown_by, write
 from headwise.errors import OptionError
-from headwise.learn.course.work import code_of
+from headwise.learn.course.comparison import code_of
 from headwise.models.files import atomically
 
 FORMAT = 2
@@ -56,6 +58,7 @@ QUESTIONS = {  # the first hint: where to look, without the cure
     "undefined-name": "Is every name in forward defined somewhere above it?",
     "wrong-role": "Pass three different tensors. Which of them does each projection see?",
 }
+NOTHING = re.compile(r"(?m)^ *(if mask is not None:\n *pass|pass|(\w+) = \2)\n")
 INTRODUCTION = '''"""Exercise {number} of {count}. One thing here is wrong. Fix it, then run `headwise quiz` again.
 
 Repair this class; a different one does not count, even if it is right. `headwise quiz --hint` helps, up to three times;
@@ -78,33 +81,50 @@ class FaultyClass(NamedTuple):
 
     def source(self) -> str:
         """The text of its file."""
-        return INTRODUCTION.format(number=self.number, count=len(EXERCISES)) + write(self.style, self.mistake)
+        return INTRODUCTION.format(number=self.number, count=len(EXERCISES)) + _written(self.style, self.mistake)
 
-    def hint(self, level: int) -> str:
-        """A hint: from 1, a question, to 3, the line."""
+    def hint(self, level: int, answer: str | None = None) -> str:
+        """A hint: from 1, a question, to 3, the line; `answer` is the file as the learner has it."""
         mistake = MISTAKES[self.mistake]
         if level == 1:
             return QUESTIONS.get(self.mistake, ANY_QUESTION)
-        return mistake.hint if level == 2 else f"Look at line {self.lines()[0]}."
+        return mistake.hint if level == 2 else f"Look at {self.place(answer or self.source())}"
 
-    def lines(self) -> list[int]:
-        """The numbers of the lines to repair."""
-        right = Counter(write(self.style).splitlines())
-        before = INTRODUCTION.count("\n") + 1
-        wrong = write(self.style, self.mistake).splitlines()
-        return [number for number, line in enumerate(wrong, before) if line.strip() and not right[line]] or [before]
+    def place(self, answer: str) -> str:
+        """Where to repair a file: its lines, and the text of it if it is one."""
+        numbers = self.lines(answer) or self.lines(self.source())
+        if len(numbers) > 1:
+            return f"lines {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+        lines = answer.splitlines()
+        return f"line {numbers[0]}" + (f": {lines[numbers[0] - 1].strip()}" if numbers[0] <= len(lines) else "")
+
+    def lines(self, answer: str) -> list[int]:
+        """The numbers of the lines that are still to be repaired; where one is missing, that of the line before it."""
+        before = INTRODUCTION.count("\n")
+        right, wrong = (_written(self.style, name).splitlines() for name in (None, self.mistake))
+        pieces = difflib.SequenceMatcher(None, right, wrong, autojunk=False).get_opcodes()
+        changed = [n for kind, _, _, start, end in pieces if kind != "equal" for n in range(start, end) or [start - 1]]
+        kept = difflib.SequenceMatcher(None, self.source().splitlines(), answer.splitlines(), autojunk=False)
+        moved = {b.a + i: b.b + i for b in kept.get_matching_blocks() for i in range(b.size)}
+        return [moved[before + n] + 1 for n in changed if before + n in moved and (wrong[n].strip() or len(changed) == 1)]
 
     def replaced(self, answer: str) -> str | None:
         """Why an answer is another class and not this one repaired; None if it is this one."""
         given = Counter(code_of(self.source()))
         gone = (given - Counter(code_of(answer))).total()
-        most = (given - Counter(code_of(write(self.style)))).total() + ROOM
+        most = (given - Counter(code_of(_written(self.style, None)))).total() + ROOM
         if gone <= most:
             return None
         return (
             f"This class is right, but it is not the one from the exercise: {gone} of its {given.total()} lines are "
             f"gone, and a repair takes at most {most}. Repair it instead; `headwise quiz --restore` brings it back."
         )
+
+
+def _written(style: str, mistake: str | None) -> str:
+    """The class of a template, without lines that do nothing, which would show where something is missing."""
+    text = write(style) if mistake is None else write(style, mistake)
+    return NOTHING.sub("", text)
 
 
 def _mixed() -> tuple[FaultyClass, ...]:
@@ -164,7 +184,7 @@ class Quiz:
 
     def touched(self, exercise: FaultyClass) -> bool:
         """Whether the learner has edited the file."""
-        return exercise.path(self.folder).read_text(encoding="utf-8", errors="replace") != exercise.source()
+        return self.text(exercise) != exercise.source()
 
     def judge(self, exercise: FaultyClass, judge: Callable[[Path], Report]) -> Report:
         """The checker's report on the learner's file; counts the attempt."""
@@ -177,14 +197,18 @@ class Quiz:
 
     def replaced(self, exercise: FaultyClass) -> str | None:
         """Why the learner's file is another class and not the one of the exercise repaired, or None."""
-        return exercise.replaced(exercise.path(self.folder).read_text(encoding="utf-8", errors="replace"))
+        return exercise.replaced(self.text(exercise))
 
     def hint(self, exercise: FaultyClass) -> tuple[int, str]:
         """The next hint and its level; each call goes one further, up to 3."""
         level = min(self.hints.get(exercise.mistake, 0) + 1, 3)
         self.hints[exercise.mistake] = level
         self._write()
-        return level, exercise.hint(level)
+        return level, exercise.hint(level, self.text(exercise))
+
+    def text(self, exercise: FaultyClass) -> str:
+        """The learner's file."""
+        return exercise.path(self.folder).read_text(encoding="utf-8", errors="replace")
 
     def restore(self, exercise: FaultyClass) -> None:
         """Write the file of an exercise as it was."""

@@ -14,7 +14,8 @@ from headwise.learn.course import EXERCISES, find, grade, train_and_write
 from headwise.learn.course import gpt as gpt_exercises
 from headwise.learn.course.exercise import skeleton_of
 from headwise.learn.course.grading import NOT_TRIED
-from headwise.learn.course.work import Workspace, code_of, compared, grade_file
+from headwise.learn.course.comparison import code_of, compared
+from headwise.learn.course.work import Workspace, grade_file
 
 # The same function in other styles than the model answer.
 STYLES = {
@@ -214,7 +215,7 @@ def test_a_file_is_graded_in_a_process_of_its_own(tmp_path):
 def test_a_file_that_is_not_python_yet_is_named(tmp_path):
     found = graded_file(tmp_path, "def split_heads(x, num_heads):\n")
     assert found.note.startswith("Your file is not Python yet: expected an indented block")
-    assert found.note.endswith("(line 1).")
+    assert found.note.endswith("(line 1): def split_heads(x, num_heads):")
     assert found.share == 0
 
 
@@ -264,7 +265,7 @@ def test_comparison_shows_where_two_answers_differ():
     told = compared(exercise, STYLES["split-and-merge"])
     assert told.startswith("Your answer has 4 lines of code and the model answer 7.")
     assert "\n    return heads.transpose(1, 2).contiguous().view(B, T, H * D)" in told
-    assert "They have little in common. The model answer:" in told
+    assert "Yours does it in another way. The model answer:" in told
     near = exercise.solution.replace("x.view(B, T, num_heads", "x.reshape(B, T, num_heads")
     assert "-    return x.reshape(B, T, num_heads, E // num_heads).transpose(1, 2)" in compared(exercise, near)
     assert compared(exercise, "def f(:").startswith("your file is not Python yet (line 1")

@@ -147,12 +147,14 @@ def test_the_interview_asks_until_the_time_is_over(capsys, monkeypatch):
 def test_a_path_is_one_line_and_is_asked_again_until_the_file_exists(tmp_path, capsys, monkeypatch):
     path = tmp_path / "mine.py"
     path.write_text("import torch\n\nclass MultiHeadAttention(torch.nn.Module):\n    pass\n")
-    typed(monkeypatch, f"{tmp_path / 'typo.py'}\n?\n{path}\nIt is quadratic in the length.\n\nq\n")
+    typed(monkeypatch, f"{tmp_path / 'typo.py'}\n?\n{path}\n\nIt is quadratic in the length.\n\nq\n")
     assert interview.ask_all((find_question("code"),), clock=9.0) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert f"There is no file {tmp_path / 'typo.py'}." in out
     assert "Six steps: " in out
     assert "the constructor is not the assignment's" in out
+    assert "Repair it and type its path again, or an empty line to see the model answer:" in out
+    assert "Model answer: import math" in out
     assert "Follow-up complexity" in out
     assert "✓ the scores are quadratic in the length" in out
     assert "Your code is not right yet. Points found in your answers: 1 of 3." in out

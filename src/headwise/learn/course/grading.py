@@ -42,6 +42,7 @@ PIECES = {
 }  # fmt: skip
 RESIDUAL = "the input is added to the output (residual)"
 ROLES = ("wrong-role", "no-qkv-proj", "one-projection")  # made where q, k and v are made, or where they are used
+WIDTHS = re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
 NOT_TRIED = "not tried, because the previous step did not finish"
 # The step of attention that a mistake of the checker belongs to, by the first words of its name.
 STEPS = {
@@ -194,7 +195,7 @@ class _Judge:
             return "it exits Python with exit() or quit()", None
         except Exception as error:  # whatever the learner's code raises
             where = failure_in(error.__traceback__, INSTALLED)
-            return f"it raises {type(error).__name__}: {error}{place(error)}", where
+            return f"it raises {type(error).__name__}: {_explained(str(error))}{place(error)}", where
         return "", None
 
     @functools.cached_property
@@ -237,10 +238,17 @@ class _Judge:
             done = set() if failure is None else steps_before(self.space[str(self.exercise.judged)], failure)
         undone = [part for part in self._asked if step in part.steps or (not step and not done.issuperset(part.steps))]
         owner = (undone or self._asked[-1:])[0]
+        if owner is not self._asked[0] and owner.steps == (10,) and self._is_too_wide(said):
+            owner = self._asked[self._asked.index(owner) - 1]
         words = {part.name: NOT_REACHED for part in self._asked[self._asked.index(owner) :]}
         if failure is not None and self._is_told(failure):
             return words
         return words | {owner.name: said if named is None else _words(named)}
+
+    def _is_too_wide(self, said: str) -> bool:
+        """Whether an error says that something other than d_model numbers reached the last layer."""
+        call, widths = self.exercise.call, WIDTHS.search(said)
+        return call is not None and widths is not None and int(widths[1]) != call.sizes[0]
 
     @property
     def _asked(self) -> list[Part]:
@@ -323,6 +331,12 @@ def _likeness(line: str, text: str) -> float:
     words, other = (re.findall(r"\w+|[@*/+-]", code) for code in (line, text.partition("#")[0]))
     matched = difflib.SequenceMatcher(None, words, other).get_matching_blocks()
     return 2 * sum(block.size for block in matched) / (len(words) + len(other) or 1)
+
+
+def _explained(error: str) -> str:
+    """An error of torch, with what the sizes in it are."""
+    widths = WIDTHS.search(error)
+    return error if widths is None else f"{error}: {widths[1]} numbers reach a layer that takes {widths[2]}"
 
 
 def _step(finding: Finding) -> int:

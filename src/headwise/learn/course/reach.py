@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from headwise.check import check, namespace
+from headwise.check import Report, check, namespace
 
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 OWN_SCOPE = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-MOST_TRIES = 5  # of what the checker is shown
+MOST_TRIES, DEPTH = 6, 2  # of what the checker is shown; of these, inside the statement that failed
 _numbers = itertools.count()
 
 
@@ -67,22 +67,27 @@ def failure_in(trace: TracebackType | None, installed: tuple[str, ...]) -> Failu
 def steps_before(made: type, failure: Failure) -> set[int]:
     """The numbers of the steps that a class does rightly before it fails; none if it fails in its constructor.
 
-    Where the checker understands nothing of what was computed by then, because something in it is wrong already, it
-    sees less of it.
+    What was computed last may be wrong already, and hide from the checker what is right before it. So it is shown less
+    and less, as long as it finds more.
     """
-    source = "".join(linecache.getlines(failure.filename))
-    if failure.function == "__init__":
-        return set()
-    for fewer in range(MOST_TRIES):
+    best: set[int] = set()
+    for fewer in range(MOST_TRIES if failure.function != "__init__" else 0):
         try:
-            tree = ast.parse(source)
-            tree.body = [node for node in tree.body if isinstance(node, DEFINITIONS)]
-            report = check(_compiled(tree, made)) if _cut(tree, failure.span, fewer) else None
+            report = _report_without(made, failure, fewer)
         except (SyntaxError, NameError, LookupError, TypeError, AttributeError):  # definitions that need more of it
-            return set()
-        if report is None or report.done:
-            return set() if report is None else {int(step.partition(" ")[0]) for step in report.done}
-    return set()
+            return best
+        found = set() if report is None else {int(step.partition(" ")[0]) for step in report.done}
+        if report is None or (best and len(found) <= len(best)):
+            return best
+        best = found or best
+    return best
+
+
+def _report_without(made: type, failure: Failure, fewer: int) -> Report | None:
+    """The checker's report on a class without what failed and some operations before it; None if nothing is left."""
+    tree = ast.parse("".join(linecache.getlines(failure.filename)))
+    tree.body = [node for node in tree.body if isinstance(node, DEFINITIONS)]
+    return check(_compiled(tree, made)) if _cut(tree, failure.span, fewer) else None
 
 
 def _compiled(tree: ast.Module, made: type) -> type:
@@ -96,7 +101,7 @@ def _compiled(tree: ast.Module, made: type) -> type:
 
 
 def _cut(tree: ast.Module, failed: Span, fewer: int) -> bool:
-    """End the function at the expression that failed, or, `fewer`, so many statements before it; False if none is left."""
+    """End the function at the expression that failed, or a few operations before it; False if nothing would be left."""
     block: Any = tree.body
     while (inside := _statement(block, failed)) is not None:
         place = block.index(inside)
@@ -104,9 +109,12 @@ def _cut(tree: ast.Module, failed: Span, fewer: int) -> bool:
             del block[place + 1 :]
         following = next((b for b in _blocks(inside) if _statement(b, failed) is not None), None)
         if following is None:
-            computed = [ast.Expr(value) for value in _done_before(inside, failed)] if not fewer else []
-            block[max(place + 1 - max(fewer, 1), 0) :] = [*computed, *ast.parse("raise NotImplementedError").body]
-            return place + 1 >= fewer
+            computed, gone = [*_done_before(inside, failed)], max(fewer - DEPTH, 0)
+            for _ in range(fewer):
+                computed = [part for value in computed for part in _parts(value)]
+            stub = ast.parse("raise NotImplementedError").body
+            block[max(place - gone, 0) :] = [*(ast.Expr(value) for value in computed if not gone), *stub]
+            return place >= gone
         block = following
     return False
 
@@ -121,15 +129,21 @@ def _blocks(node: ast.stmt) -> Iterator[list[ast.stmt]]:
 
 def _done_before(node: ast.AST, failed: Span) -> Iterator[ast.expr]:
     """What a statement has computed when one of its expressions fails."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.expr) or isinstance(getattr(child, "ctx", None), ast.Store):
-            continue
+    for child in _parts(node):
         span = Span.of(child)
         if span == failed:
-            yield from (inner for inner in ast.iter_child_nodes(child) if isinstance(inner, ast.expr))
+            yield from _parts(child)
             return
         if span.holds(failed):
-            if not isinstance(child, OWN_SCOPE):
-                yield from _done_before(child, failed)
+            yield from _done_before(child, failed)
             return
         yield child
+
+
+def _parts(node: ast.AST) -> Iterator[ast.expr]:
+    """The expressions that one is computed from; none of those that have variables of their own."""
+    for child in ast.iter_child_nodes(node) if not isinstance(node, OWN_SCOPE) else ():
+        if isinstance(child, ast.keyword):
+            yield child.value
+        elif isinstance(child, ast.expr) and not isinstance(getattr(child, "ctx", None), ast.Store):
+            yield child

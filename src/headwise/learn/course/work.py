@@ -1,9 +1,7 @@
-"""A learner's files: writing the skeletons, grading a file in a process of its own, comparing it with the solution."""
+"""A learner's files: writing the skeletons, grading a file in a process of its own, training its model."""
 
-import ast
 import contextlib
 import dataclasses
-import difflib
 import importlib.util
 import signal
 import sys
@@ -18,7 +16,6 @@ from headwise.learn.course import gpt
 from headwise.learn.course.exercise import Exercise, Space
 from headwise.learn.course.grading import CHECK_SECONDS, EndlessPartError, Grade, PartResult, grade, place
 
-ALIKE = 0.5  # of two answers, the share of lines below which a comparison line by line is no help
 STOPPED, UNREADABLE = "your file stops before it defines {}", "your file cannot be read yet"
 LOADING = 10.0  # seconds for the statements of a file
 
@@ -152,7 +149,7 @@ def names_in(path: Path) -> tuple[Space, str]:
     except EndlessPartError as failure:
         return vars(module), f"Your file does not finish running: {failure}."
     except SyntaxError as error:
-        return {}, f"Your file is not Python yet: {error.msg} (line {error.lineno}){_near(error)}."
+        return {}, f"Your file is not Python yet: {error.msg} (line {error.lineno}){_near(error)}"
     except (Exception, SystemExit) as error:
         return vars(module), f"Your file stops with {type(error).__name__}: {error}{place(error)}."
     return vars(module), ""
@@ -160,34 +157,9 @@ def names_in(path: Path) -> tuple[Space, str]:
 
 def _near(error: SyntaxError) -> str:
     """The text of the line, and where else to look for what Python only notices there."""
-    text = "" if error.text is None else f": {error.text.strip()}"
+    text = "." if error.text is None else f": {error.text.strip()}"
     quotes = error.msg.startswith(("invalid character", "unterminated triple"))
-    return text + ("; is every docstring closed?" if quotes else "")
-
-
-def compared(exercise: Exercise, answer: str) -> str:
-    """The learner's code beside the model answer: how long both are, and where they differ, without docstrings."""
-    ours = code_of(exercise.solution)
-    try:
-        theirs = code_of(answer)
-    except SyntaxError as error:
-        return f"your file is not Python yet (line {error.lineno}: {error.msg})"
-    counts = f"Your answer has {len(theirs)} lines of code and the model answer {len(ours)}."
-    if ours == theirs:
-        return f"{counts}\nThey are the same."
-    if difflib.SequenceMatcher(None, theirs, ours).ratio() < ALIKE:
-        return "\n".join([counts, "They have little in common. The model answer:", "", *ours])
-    lines = difflib.unified_diff(theirs, ours, "yours", "the model answer", lineterm="", n=2)
-    return "\n".join([counts, "Yours is marked with -, the model answer with +:", *list(lines)[2:]])
-
-
-def code_of(source: str) -> list[str]:
-    """The lines of a source without comments, docstrings and blank lines, written uniformly."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    return [line for line in ast.unparse(tree).splitlines() if line.strip()]
+    return text + (" (is every docstring closed?)" if quotes else "")
 
 
 def train_and_write(space: dict[str, Any], seconds: float = 60.0, prompt: str = "THE FOX AND THE ") -> str:

@@ -9,7 +9,7 @@ from headwise.cli.console import add_json, late_status, paragraph, print_json, w
 from headwise.errors import OptionError
 from headwise.learn.course import EXERCISES, Exercise, Grade, card, find
 from headwise.learn.course.comparison import compared
-from headwise.learn.course.grading import NOT_REACHED, NOT_TRIED
+from headwise.learn.course.grading import WAITING
 from headwise.learn.course.notebooks import as_json, course_notebook
 from headwise.learn.course.page import course_page
 from headwise.learn.course.progress import Progress
@@ -136,8 +136,8 @@ def show(found: Grade) -> None:
         paragraph(found.note)
     paragraph(found.sentence())
     for result in found.results:
-        reached = " (not reached)" if result.words in (NOT_REACHED, NOT_TRIED) else ""
-        print(f"  {'✓' if result.right else '·'} {result.name}{reached}")
+        waits = f" ({result.words.partition(',')[0]})" if result.words in WAITING else ""
+        print(f"  {'✓' if result.right else '·'} {result.name}{waits}")
 
 
 def hinted(progress: Progress, space: Workspace, exercise: Exercise) -> int:

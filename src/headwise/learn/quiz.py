@@ -106,7 +106,9 @@ class FaultyClass(NamedTuple):
         changed = [n for kind, _, _, start, end in pieces if kind != "equal" for n in range(start, end) or [start - 1]]
         kept = difflib.SequenceMatcher(None, self.source().splitlines(), answer.splitlines(), autojunk=False)
         moved = {b.a + i: b.b + i for b in kept.get_matching_blocks() for i in range(b.size)}
-        return [moved[before + n] + 1 for n in changed if before + n in moved and (wrong[n].strip() or len(changed) == 1)]
+        return [
+            moved[before + n] + 1 for n in changed if before + n in moved and (wrong[n].strip() or len(changed) == 1)
+        ]
 
     def replaced(self, answer: str) -> str | None:
         """Why an answer is another class and not this one repaired; None if it is this one."""

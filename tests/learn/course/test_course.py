@@ -12,9 +12,9 @@ from course_answers import SAME, WRONG
 from headwise.cli import main
 from headwise.learn.course import EXERCISES, find, grade, train_and_write
 from headwise.learn.course import gpt as gpt_exercises
+from headwise.learn.course.comparison import code_of, compared
 from headwise.learn.course.exercise import skeleton_of
 from headwise.learn.course.grading import NOT_TRIED
-from headwise.learn.course.comparison import code_of, compared
 from headwise.learn.course.work import Workspace, grade_file
 
 # The same function in other styles than the model answer.

@@ -69,13 +69,13 @@ def _own_names(source: str) -> Iterator[str]:
 
 
 def _names(theirs: str, ours: str) -> dict[str, str]:
-    """The names of one source that stand where another one has a different name, in lines that are otherwise the same."""
+    """The names of one source that stand where another has a different name, in lines that are otherwise the same."""
     own, wanted = {*_own_names(theirs)}, {*_own_names(ours)}
     lines, others = code_of(theirs), code_of(ours)
     blank = [[_renamed(line, dict.fromkeys(names, "_")) for line in code] for code, names in
              ((lines, own), (others, wanted))]  # fmt: skip
     votes: Counter[tuple[str, str]] = Counter()
-    for block in difflib.SequenceMatcher(None, *blank, autojunk=False).get_matching_blocks():
+    for block in difflib.SequenceMatcher(None, blank[0], blank[1], autojunk=False).get_matching_blocks():
         for i in range(block.size):
             pairs = zip(WORD.findall(lines[block.a + i]), WORD.findall(others[block.b + i]), strict=True)
             votes.update((a, b) for a, b in pairs if a in own and b in wanted)

@@ -1,5 +1,7 @@
 """Exercises 11 and 12: cache and grouped heads, a Transformer block."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -26,17 +28,26 @@ def _fewer(space: Space) -> None:
         )
 
 
+def _called(layer: nn.Module, *inputs: Any) -> tuple[torch.Tensor, Any]:
+    """The output and the cache of a call."""
+    found = layer(*inputs)
+    if not isinstance(found, tuple) or len(found) != 2:
+        given = f"{len(found)} results" if isinstance(found, tuple) else f"one {type(found).__name__}"
+        raise WrongPartError(f"the layer returns {given}; expected two results, the output and the cache")
+    return found
+
+
 def _token_by_token(space: Space) -> None:
     layer, x = made(space, "GroupedAttention", 24, 6, 2), torch.randn(1, 5, 24)
     for sizes, what in (
-        ([1] * 5, "the output token by token"),
-        ([2, 1, 2], "the output in pieces of 2, 1 and 2 tokens"),
+        ([1] * 5, "token by token, the output"),
+        ([2, 1, 2], "in pieces of 2, 1 and 2 tokens, the output"),
     ):
         with torch.no_grad():
-            whole, _ = layer(x)
+            whole, _ = _called(layer, x)
             cache, found = None, []
             for piece in x.split(sizes, dim=1):
-                output, cache = layer(piece, cache)
+                output, cache = _called(layer, piece, cache)
                 found.append(output)
         close(torch.cat(found, 1), whole, what)
 
@@ -44,7 +55,7 @@ def _token_by_token(space: Space) -> None:
 def _size(space: Space) -> None:
     layer = made(space, "GroupedAttention", 24, 6, 2)
     with torch.no_grad():
-        _, cache = layer(torch.randn(1, 5, 24))
+        _, cache = _called(layer, torch.randn(1, 5, 24))
     sizes = [tuple(x.shape) for x in cache] if isinstance(cache, tuple | list) else []
     if sizes != [(1, 2, 5, 4)] * 2:
         raise WrongPartError(f"the cache holds {sizes or type(cache).__name__}; expected keys and values (1, 2, 5, 4)")
@@ -156,7 +167,7 @@ def _residual(space: Space) -> None:
             if not isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 for parameter in module.parameters(recurse=False):
                     parameter.zero_()
-        close(block(x), x, "with all projections at 0, the output")
+        close(block(x), x, "with all projections at 0 a block returns its input; its output")
 
 
 def _normed_first(space: Space) -> None:

@@ -130,10 +130,15 @@ def made(space: Space, name: str, *sizes: Any) -> torch.nn.Module:
     return layer.eval()
 
 
+def returned(found: Any) -> str:
+    """What a call gives that should give a tensor, in words."""
+    return "nothing: is there a return?" if found is None else f"a {type(found).__name__}; expected a tensor"
+
+
 def close(found: Any, wanted: torch.Tensor, what: str) -> None:
     """Fail unless `found` is the tensor `wanted`, up to rounding."""
     if not isinstance(found, torch.Tensor):
-        raise WrongPartError(f"{what} should be a tensor, and a {type(found).__name__} is returned")
+        raise WrongPartError(f"{what} returns {returned(found)}")
     if found.shape != wanted.shape:
         raise WrongPartError(f"{what} has shape {tuple(found.shape)}; expected {tuple(wanted.shape)}")
     if found.dtype == torch.bool or wanted.dtype == torch.bool:

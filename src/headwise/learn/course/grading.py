@@ -8,42 +8,44 @@ import contextlib
 import dataclasses
 import difflib
 import functools
-import os
+import linecache
 import re
-from collections.abc import Callable
-from pathlib import Path
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-import headwise
 from headwise.check import Finding, Report, check
-from headwise.learn.course.exercise import (
-    CACHE_STEP,
-    DocumentedCall,
-    Exercise,
-    MissingNameError,
-    Part,
-    Space,
-    WrongPartError,
-    needs,
+from headwise.learn.course.exercise import CACHE_STEP, Exercise, Part, Space, needs
+from headwise.learn.course.reach import steps_before
+from headwise.learn.course.trial import (
+    SEES_LATER,
+    UNWRITTEN,
+    WIDTHS,
+    EndlessPartError,
+    Failure,
+    Limit,
+    Trial,
+    as_documented,
 )
-from headwise.learn.course.reach import Failure, failure_in, steps_before
 
 COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
 CHECK_SECONDS = 20.0  # for the checker, which takes two
-INSTALLED = (str(Path(headwise.__file__).parent), str(Path(torch.__file__).parent), os.__file__[:-5], "<frozen")
-UNWRITTEN = "it is not written yet"
-NOT_REACHED = "not reached, because an earlier step fails"
-SEES_LATER = "a token sees later ones"
+NOT_REACHED = "not reached, because of the error"
+NOT_JUDGED = "not judged, because of the error"
 PIECES = {
     1: "the projections", 2: "the split", 3: "the transpose", 4: "the scores", 5: "the mask", 6: "the scale",
     7: "the softmax", 8: "the weighted values", 9: "the merge", 10: "the output projection", CACHE_STEP: "the cache",
 }  # fmt: skip
 RESIDUAL = "the input is added to the output (residual)"
 ROLES = ("wrong-role", "no-qkv-proj", "one-projection")  # made where q, k and v are made, or where they are used
-WIDTHS = re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
+# Findings that say more than the error they lead to, and errors that are about the shape of the input.
+CLEARER = ("missing-super", "missing-import", "missing-base")
+OF_SHAPES = ("it raises RuntimeError", "it raises ValueError", "it raises IndexError")
+FLOW = (1, 2, 3, 4, 6, 5, 7, 8, 9, 10)  # the steps, in the order in which most answers do them
 NOT_TRIED = "not tried, because the previous step did not finish"
+WAITING = (NOT_REACHED, NOT_JUDGED, NOT_TRIED)
 # The step of attention that a mistake of the checker belongs to, by the first words of its name.
 STEPS = {
     "causal-cache": CACHE_STEP, "layers-in-list": 1,
@@ -77,8 +79,9 @@ class Grade:
 
     @property
     def next(self) -> PartResult | None:
-        """The first part that is not right."""
-        return next((result for result in self.results if not result.right), None)
+        """The first part that is not right, of those that were reached if there are any."""
+        wrong = [result for result in self.results if not result.right]
+        return next((result for result in wrong if result.words not in WAITING), wrong[0] if wrong else None)
 
     @property
     def share(self) -> float:
@@ -108,13 +111,6 @@ class Grade:
     def from_dict(cls, data: dict[str, Any]) -> "Grade":
         """The grade that `to_dict` wrote as `data`."""
         return cls(tuple(PartResult(**result) for result in data["results"]), data["report"], data["note"])
-
-
-Limit = Callable[[float], contextlib.AbstractContextManager[Any]]
-
-
-class EndlessPartError(WrongPartError):
-    """A part did not end."""
 
 
 def grade(
@@ -147,29 +143,53 @@ def grade(
     return Grade(tuple(results), "" if judge.report is None else str(judge.report))
 
 
+class WatchedSpace(dict[str, Any]):
+    """The names of an answer, which can tell what was taken from them."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__(space)
+        self.used: list[Any] = []
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        self.used.append(found)
+        return found
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[list[Any]]:
+        """A list of what is taken."""
+        self.used = []
+        yield self.used
+
+
 class _Judge:
     """Says what is wrong with the parts of one answer; the checker is asked once, by the first part that needs it."""
 
     def __init__(self, exercise: Exercise, space: Space, limited: Limit, missing: str) -> None:
-        self.exercise, self.space, self.limited, self.missing = exercise, space, limited, missing
+        self.exercise, self.space, self.limited, self.missing = exercise, WatchedSpace(space), limited, missing
         self.report: Report | None = None
+        self.cause = ""  # what the checker finds first
         self.told: set[Failure] = set()
+        self.right: list[types.FunctionType] = []  # functions that parts have found right
 
     def words(self, part: Part) -> str:
         """What is wrong with a part, or nothing."""
         if part.test is None:
             return self._by_checker(part)
-        words, failure = self._tried(functools.partial(part.test, self.space))
-        if words == UNWRITTEN or self.exercise.judged not in self.space:
-            return words
-        if failure is not None and self._is_told(failure):
+        with self.space.watched() as used:
+            tried = self._tried(functools.partial(part.test, self.space))
+        if tried.failure is not None and self._is_told(tried.failure):
             return NOT_REACHED
+        if not tried.words:
+            self.right += [found for found in used if isinstance(found, types.FunctionType)]
+        if tried.words == UNWRITTEN or self.exercise.judged not in self.space:
+            return tried.words
         named = self._checked[1]
-        if failure is not None and failure == self._crash[1]:
-            return words
-        if words and named:
-            return f"{words}; the checker names this cause: {next(iter(named.values()))}"
-        return words or named.get(part.name, "")
+        if tried.failure is not None and tried.failure == self._call.failure:
+            return tried.words
+        if tried.words and self.cause:
+            return f"{tried.words}; the cause may be that {self.cause}"
+        return tried.words or named.get(part.name, "")
 
     def _is_told(self, failure: Failure) -> bool:
         """Whether an earlier part has failed at this place; otherwise it is remembered."""
@@ -177,108 +197,115 @@ class _Judge:
         self.told.add(failure)
         return known
 
-    def _tried(self, test: Callable[[], None]) -> tuple[str, Failure | None]:
-        """What a test says, and where the learner's code raised an error."""
-        try:
-            with self.limited(self.exercise.seconds), torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                test()
-        except EndlessPartError:
-            raise
-        except MissingNameError as missing:
-            return self.missing.format(missing), None
-        except WrongPartError as failure:
-            return str(failure), None
-        except NotImplementedError:
-            return UNWRITTEN, None
-        except SystemExit:
-            return "it exits Python with exit() or quit()", None
-        except Exception as error:  # whatever the learner's code raises
-            where = failure_in(error.__traceback__, INSTALLED)
-            return f"it raises {type(error).__name__}: {_explained(str(error))}{place(error)}", where
-        return "", None
+    def _tried(self, test: Callable[[], None]) -> Trial:
+        with self.limited(self.exercise.seconds), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return Trial.of(test, self.missing)
 
     @functools.cached_property
-    def _crash(self) -> tuple[str, Failure | None]:
-        """What a call as documented says that ends in an error or gives something else, and where the error is."""
-        name, call = self.exercise.judged, self.exercise.call
-        if call is None:
-            return "", None
-        words, failure = self._tried(functools.partial(_as_documented, needs(self.space, str(name)), call))
-        given = " and ".join(map(str, call.inputs))
-        return (f"{words}; it was given {given}" if words.startswith("it raises") else words), failure
+    def _call(self) -> Trial:
+        """What a call as documented says."""
+        call = self.exercise.call
+        if call is None or self.exercise.judged not in self.space:
+            return Trial()
+        tried = self._tried(functools.partial(as_documented, self.space[str(self.exercise.judged)], call))
+        if tried.raised and tried.words.startswith(OF_SHAPES):
+            given = " and ".join(map(str, call.inputs))
+            return dataclasses.replace(tried, words=f"{tried.words}, for an input of {given}")
+        return tried
 
     @functools.cached_property
-    def _checked(self) -> tuple[Report | None, dict[str, str]]:
+    def _checked(self) -> tuple[Report, dict[str, str]]:
         """What the checker reports on the class, and what is wrong by the name of a part."""
-        name = self.exercise.judged
-        if name is None or name not in self.space:
-            return None, {}
         with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
-            self.report = report = check(self.space[name])
+            self.report = report = check(self.space[str(self.exercise.judged)])
         found = [finding for finding in report.wrong if finding.name not in self.exercise.ignores]
-        words: dict[str, str] = {}
-        if report.verdict != "unfinished" and self._crash[0].startswith("it raises"):
+        if report.verdict != "unfinished" and self._call.raised:
             return report, self._stopped(found)
+        words: dict[str, str] = {}
         for finding in _causes(found):
-            words.setdefault(self._owner(_step(finding), finding.text, finding.name), _words(finding))
-        if not found and report.verdict != "unfinished" and self._crash[0]:
-            words[self._owner(STEPS["causal"] if self._crash[0].startswith(SEES_LATER) else 0, "", "")] = self._crash[0]
+            told = self._placed(finding)
+            self.cause = self.cause or f"{told.title}{_place(told)}"
+            words.setdefault(self._owner(_step(finding), finding.text, finding.name), _words(told))
+        if not found and report.verdict != "unfinished" and self._call.words:
+            step = STEPS["causal"] if self._call.words.startswith(SEES_LATER) else 0
+            words[self._owner(step, "", "")] = self._call.words
         if not words and RESIDUAL in report.variants:
             words[self._asked[-1].name] = f"{RESIDUAL}; exercise 12 does that, around the layer"
         return report, words
 
+    def _placed(self, finding: Finding) -> Finding:
+        """A finding without its line if that is in a function that another part has found right."""
+        lines = {line for function in self.right for *_, line in function.__code__.co_lines()}
+        return dataclasses.replace(finding, line=None) if finding.line in lines else finding
+
     def _stopped(self, found: list[Finding]) -> dict[str, str]:
-        """What is wrong, by part, with a class that raises an error: what comes after it was not reached."""
-        said, failure = self._crash
-        here = [f for f in found if failure is not None and f.line == failure.line]
-        named = next((f for f in here if f.name != "crashes"), None)
-        step = 0 if named is None else _step(named)
-        with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
-            done = set() if failure is None else steps_before(self.space[str(self.exercise.judged)], failure)
-        undone = [part for part in self._asked if step in part.steps or (not step and not done.issuperset(part.steps))]
-        owner = (undone or self._asked[-1:])[0]
-        if owner is not self._asked[0] and owner.steps == (10,) and self._is_too_wide(said):
-            owner = self._asked[self._asked.index(owner) - 1]
-        words = {part.name: NOT_REACHED for part in self._asked[self._asked.index(owner) :]}
-        if failure is not None and self._is_told(failure):
-            return words
+        """What is wrong, by part, with a class that raises an error: steps that it does not come to are not reached."""
+        said, failure = self._call.words, self._call.failure
+        line = None if failure is None else failure.line
+        named = next((f for f in found if f.name in CLEARER or (_step(f) and f.line == line)), None)
+        done = self._done
+        first = next((step for step in FLOW if step not in done and self._with_step(step)), FLOW[-1])
+        step = (0 if named is None else _step(named)) or first
+        late = set(FLOW[FLOW.index(step) :]) - (done if step == first else set())
+        owner = self._stopping(step)
+        before = self._asked[: self._asked.index(owner)]
+        words = {
+            part.name: NOT_JUDGED if part in before else NOT_REACHED
+            for part in self._asked
+            if late & {*part.steps} or not part.steps
+        }
         return words | {owner.name: said if named is None else _words(named)}
 
-    def _is_too_wide(self, said: str) -> bool:
-        """Whether an error says that something other than d_model numbers reached the last layer."""
-        call, widths = self.exercise.call, WIDTHS.search(said)
-        return call is not None and widths is not None and int(widths[1]) != call.sizes[0]
+    @functools.cached_property
+    def _done(self) -> set[int]:
+        """The steps that the class does rightly before it raises an error."""
+        if self._call.failure is None:
+            return set()
+        with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
+            return steps_before(self.space[str(self.exercise.judged)], self._call.failure)
+
+    def _stopping(self, step: int) -> Part:
+        """The part in which a class raises an error, at this step as far as is known."""
+        failure, owner = self._call.failure, self._with_step(step) or self._asked[-1]
+        if failure is not None and not self._done:  # nothing is known but the text of the line
+            return _most_alike(self._asked, linecache.getline(failure.filename, failure.line)) or owner
+        widths, call = WIDTHS.search(self._call.words), self.exercise.call
+        came_wrong = widths is not None and call is not None and int(widths[1]) != call.sizes[0]
+        before = self._asked.index(owner) - 1
+        return self._asked[before] if came_wrong and owner.steps == (10,) and before >= 0 else owner
 
     @property
     def _asked(self) -> list[Part]:
         """The parts that the checker judges."""
         return [part for part in self.exercise.parts if part.test is None]
 
+    def _with_step(self, step: int) -> Part | None:
+        return next((part for part in self._asked if step in part.steps), None)
+
     def _owner(self, step: int, text: str, mistake: str) -> str:
         """The part that a mistake belongs to: by its step, or by the line it is on if it can be in several steps."""
         roles = mistake.startswith(ROLES)
         if not step or roles:
-            parts = [part for part in self._asked if not roles or {1, 4, 8} & {*part.steps}]
-            best = max(parts, key=lambda part: _likeness(part.line, text))
-            if _likeness(best.line, text) > 0.4:
-                return best.name
+            alike = _most_alike([part for part in self._asked if not roles or {1, 4, 8} & {*part.steps}], text)
+            if alike is not None:
+                return alike.name
         return next((part.name for part in self.exercise.parts if step in part.steps), self._asked[-1].name)
 
     def _by_checker(self, part: Part) -> str:
-        words = self._tried(functools.partial(needs, self.space, str(self.exercise.judged)))[0]
-        if words:
-            return words
+        missing = self._tried(functools.partial(needs, self.space, str(self.exercise.judged))).words
+        if missing:
+            return missing
         report, named = self._checked
-        assert report is not None  # noqa: S101 - the class exists
         if report.verdict == "unfinished":
             done = {int(step.partition(" ")[0]) for step in report.done}
             return _unwritten(part, done)
-        if part.name in named:
-            return named[part.name]
+        words = named.get(part.name, "")
+        if self._call.failure is not None and words not in ("", *WAITING) and self._is_told(self._call.failure):
+            return NOT_REACHED
         if report.verdict == "unknown" and not named:
             return "; ".join(report.doubts) or "the checker does not understand this class"
-        return ""
+        return words
 
 
 def _unwritten(part: Part, done: set[int]) -> str:
@@ -299,31 +326,10 @@ def _causes(found: list[Finding]) -> list[Finding]:
     return [finding for finding in kept if finding.name != "unused-projection"] or kept
 
 
-def _as_documented(made: Callable[..., Any], call: DocumentedCall) -> None:
-    """Call a class as its docstring says; the checker is content with any way to call it."""
-    layer = made(*call.sizes).eval()
-    with torch.no_grad():
-        found = layer(*(torch.randn(shape) for shape in call.inputs))
-    output = found[0] if isinstance(found, tuple) else found
-    if tuple(output.shape) != call.output:
-        given = ", ".join(map(str, call.inputs))
-        raise WrongPartError(f"the call gives shape {tuple(output.shape)} for {given}; expected {call.output}")
-    if call.causal:
-        _hides_later_tokens(layer, call)
-
-
-def _hides_later_tokens(layer: Callable[..., Any], call: DocumentedCall) -> None:
-    """Fail if an output changes with a later token. A mask that the caller must pass is another exercise."""
-    x = torch.randn(call.inputs[0])
-    changed = torch.cat([x[:, :-1], torch.randn_like(x[:, -1:])], 1)
-    with torch.no_grad():
-        found = [layer(given) for given in (x, changed)]
-    before, after = (output[0] if isinstance(output, tuple) else output for output in found)
-    if not torch.allclose(before[:, :-1], after[:, :-1], atol=1e-5):
-        raise WrongPartError(
-            f"{SEES_LATER}: called with x alone, its earlier outputs change with the last token. Make the causal mask "
-            "in forward; masks that the caller passes come in exercise 8"
-        )
+def _most_alike(parts: list[Part], text: str) -> Part | None:
+    """The part whose line is most like this one, if it is at all."""
+    best = max(parts, key=lambda part: _likeness(part.line, text))
+    return best if _likeness(best.line, text) > 0.4 else None
 
 
 def _likeness(line: str, text: str) -> float:
@@ -333,27 +339,14 @@ def _likeness(line: str, text: str) -> float:
     return 2 * sum(block.size for block in matched) / (len(words) + len(other) or 1)
 
 
-def _explained(error: str) -> str:
-    """An error of torch, with what the sizes in it are."""
-    widths = WIDTHS.search(error)
-    return error if widths is None else f"{error}: {widths[1]} numbers reach a layer that takes {widths[2]}"
-
-
 def _step(finding: Finding) -> int:
     return next((step for start, step in STEPS.items() if finding.name.startswith(start)), 0)
 
 
 def _words(finding: Finding) -> str:
-    where = "" if finding.line is None else f" ({finding.place})"
     detail = f": {finding.detail}" if finding.detail else ""
-    return f"{finding.title}{detail}{where}"
+    return f"{finding.title}{detail}{_place(finding)}"
 
 
-def place(error: BaseException) -> str:
-    """The line of the learner's code that raised the error."""
-    frame, line = error.__traceback__, None
-    while frame is not None:
-        name = frame.tb_frame.f_code.co_filename
-        line = line if name.startswith(INSTALLED) else frame.tb_lineno
-        frame = frame.tb_next
-    return "" if line is None else f" (line {line})"
+def _place(finding: Finding) -> str:
+    return "" if finding.line is None else f" ({finding.place})"

@@ -7,12 +7,11 @@ rest for unfinished work, and says which steps of that are right.
 import ast
 import itertools
 import linecache
-import traceback
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from headwise.check import Report, check, namespace
+from headwise.learn.course.trial import Failure, Span
 
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 OWN_SCOPE = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -20,67 +19,22 @@ MOST_TRIES, DEPTH = 6, 2  # of what the checker is shown; of these, inside the s
 _numbers = itertools.count()
 
 
-class Span(NamedTuple):
-    """A piece of source, from a line and column to another; columns count bytes, as in `ast`."""
-
-    line: int
-    column: int
-    end_line: int
-    end_column: int
-
-    @classmethod
-    def of(cls, node: Any) -> "Span":
-        """Where a node of a tree is."""
-        return cls(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
-
-    def holds(self, other: "Span") -> bool:
-        """Whether another piece is inside this one."""
-        return (self.line, self.column) <= (other.line, other.column) and (other.end_line, other.end_column) <= (
-            self.end_line,
-            self.end_column,
-        )
-
-
-class Failure(NamedTuple):
-    """Where an error came from, in a learner's code."""
-
-    filename: str
-    function: str
-    span: Span
-
-    @property
-    def line(self) -> int:
-        """Its line."""
-        return self.span.line
-
-
-def failure_in(trace: TracebackType | None, installed: tuple[str, ...]) -> Failure | None:
-    """The last expression of a traceback that is not in one of the `installed` folders."""
-    own = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(installed)]
-    if not own or own[-1].lineno is None:
-        return None
-    frame, line = own[-1], own[-1].lineno or 0
-    span = Span(line, frame.colno or 0, frame.end_lineno or line, frame.end_colno or 0)
-    return Failure(frame.filename, frame.name, span)
-
-
 def steps_before(made: type, failure: Failure) -> set[int]:
     """The numbers of the steps that a class does rightly before it fails; none if it fails in its constructor.
 
     What was computed last may be wrong already, and hide from the checker what is right before it. So it is shown less
-    and less, as long as it finds more.
+    and less of it, and every step counts that it finds once.
     """
-    best: set[int] = set()
+    done: set[int] = set()
     for fewer in range(MOST_TRIES if failure.function != "__init__" else 0):
         try:
             report = _report_without(made, failure, fewer)
         except (SyntaxError, NameError, LookupError, TypeError, AttributeError):  # definitions that need more of it
-            return best
-        found = set() if report is None else {int(step.partition(" ")[0]) for step in report.done}
-        if report is None or (best and len(found) <= len(best)):
-            return best
-        best = found or best
-    return best
+            report = None
+        if report is None:
+            break
+        done |= {int(step.partition(" ")[0]) for step in report.done}
+    return done
 
 
 def _report_without(made: type, failure: Failure, fewer: int) -> Report | None:
@@ -114,7 +68,7 @@ def _cut(tree: ast.Module, failed: Span, fewer: int) -> bool:
                 computed = [part for value in computed for part in _parts(value)]
             stub = ast.parse("raise NotImplementedError").body
             block[max(place - gone, 0) :] = [*(ast.Expr(value) for value in computed if not gone), *stub]
-            return place >= gone
+            return bool(place >= gone)
         block = following
     return False
 

@@ -14,7 +14,8 @@ from headwise.check import sandbox
 from headwise.errors import OptionError
 from headwise.learn.course import gpt
 from headwise.learn.course.exercise import Exercise, Space
-from headwise.learn.course.grading import CHECK_SECONDS, EndlessPartError, Grade, PartResult, grade, place
+from headwise.learn.course.grading import CHECK_SECONDS, Grade, PartResult, grade
+from headwise.learn.course.trial import EndlessPartError, place
 
 STOPPED, UNREADABLE = "your file stops before it defines {}", "your file cannot be read yet"
 LOADING = 10.0  # seconds for the statements of a file

@@ -435,20 +435,20 @@ WRONG = [
         "what the cache holds",
         "the cache holds",
     ),
-    ("cache-and-grouped-heads", "triu(S - T + 1)", "triu(1)", "token by token", "the output token by token"),
+    ("cache-and-grouped-heads", "triu(S - T + 1)", "triu(1)", "token by token", "token by token, the output"),
     (
         "cache-and-grouped-heads",
         "torch.cat([cache[0], key], 2), torch.cat([cache[1], value], 2)",
         "torch.cat([key, cache[0]], 2), torch.cat([value, cache[1]], 2)",
         "token by token",
-        "the output in pieces of",
+        "in pieces of",
     ),
     (
         "cache-and-grouped-heads",
         "torch.cat([cache[0], key], 2), torch.cat([cache[1], value], 2)",
         "cache[0] + key, cache[1] + value",
         "token by token",
-        "the output token by token",
+        "token by token, the output",
     ),
     (
         "block",
@@ -569,3 +569,28 @@ SAME = [
     ),
     ("masks-and-padding", "masked_fill(~mask, -math.inf)", "masked_fill(mask == 0, -1e9)"),
 ]
+
+
+# Errors: the exercise, what to replace, by what, the part in which the error is, its words, and the parts before it.
+RAISING = [
+    ("one-head", "super().__init__()", "pass", "the three projections", "`super().__init__()` is not called", []),
+    ("one-head", "self.key(x)", "self.key", "the scores", "is a layer used that was not called?", None),
+    ("one-head", "scores.softmax(-1)", "torch.softmax(scores)", "the softmax", 'arguments: "dim"', ["✓", "✓"]),
+    ("scale", "math.sqrt(query.shape[-1])", "torch.sqrt(query.shape[-1])", "the scale", "not int", ["✓", "·"]),
+    ("mask", "~visible", "~visibl", "the future is hidden", "name 'visibl'", ["✓", "·"]),
+    ("list-of-heads", "[head(x) for head in self.heads], dim=-1", "head(x) for head in self.heads",
+     "the concatenation", "not generator", ["·"]),
+    ("list-of-heads", "SmallHead(d_model, d_model // num_heads)", "SmallHead(d_model, d_model)",
+     "the concatenation", "rows of 36 numbers meet a matrix that takes 12", ["✓"]),
+    ("all-heads-at-once", "x.shape\n", "x.shap\n", "the projections", "no attribute 'shap'", []),
+    ("all-heads-at-once", "scores.masked_fill(future", "scores.masked_fill(futur", "the mask", "'futur'",
+     ["✓", "✓", "✓"]),
+    ("all-heads-at-once", "weights @ value", "weights @ valu", "softmax and values", "'valu'", ["✓"] * 4),
+    ("all-heads-at-once", "(weights @ value)", 'torch.einsum("bhts,bhde->bhtd", weights, value)', "softmax and values",
+     "is invalid for input of size 150", ["✓"] * 4),
+    ("all-heads-at-once", ".contiguous()", "", "the merge", "a view of a transposed tensor", ["✓"] * 5),
+    ("all-heads-at-once", "self.out(merged)", "self.outt(merged)", "the output projection", "'outt'", ["✓"] * 6),
+    ("all-heads-at-once", "range(4)", "range(3)", "the projections", "expected 4, got 3", []),
+    ("cache-and-grouped-heads", ".reshape(B, T, -1)), cache", ".reshape(B, T, -1))", "what the cache holds",
+     "expected two results, the output and the cache", ["✓", "✓"]),
+]  # fmt: skip

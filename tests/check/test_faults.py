@@ -81,7 +81,7 @@ def test_line_of_the_fault_is_found(fault, tmp_path):
 
 def test_wrong_scale_comes_with_numbers_difference_and_proof(tmp_path):
     report = judged(tmp_path, write("separate", "scale-d_model"))
-    assert "divided by 5.657, not by √8 = 2.828" in report.findings[0].detail
+    assert "divided by √32 = 5.657, not by √8 = 2.828" in report.findings[0].detail
     assert report.difference.startswith("output[0, 0, 0] is ")
     assert "with that one change the output equals the reference" in report.proof
 

@@ -8,13 +8,13 @@ import sys
 import pytest
 import torch
 
-from course_answers import SAME, WRONG
+from course_answers import RAISING, SAME, WRONG
 from headwise.cli import main
 from headwise.learn.course import EXERCISES, find, grade, train_and_write
 from headwise.learn.course import gpt as gpt_exercises
 from headwise.learn.course.comparison import code_of, compared
 from headwise.learn.course.exercise import skeleton_of
-from headwise.learn.course.grading import NOT_TRIED
+from headwise.learn.course.grading import NOT_TRIED, WAITING
 from headwise.learn.course.work import Workspace, grade_file
 
 # The same function in other styles than the model answer.
@@ -102,6 +102,35 @@ def test_a_typical_mistake_is_found_in_its_own_part(name, right, wrong, part, wo
     assert all(earlier), "credit for what is right"
 
 
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "part", "words", "before"), RAISING, ids=[f"{row[0]} {row[2][:24]}" for row in RAISING]
+)
+def test_an_error_is_told_in_the_part_where_it_happens_and_nothing_after_it_is_right(
+    name, right, wrong, part, words, before, tmp_path
+):
+    exercise = find(name)
+    assert right in exercise.solution
+    found = grade(exercise, names_in(exercise.solution.replace(right, wrong, 1), tmp_path / "answer.py"))
+    assert found.next.name == part, found.sentence()
+    assert words in found.next.words
+    marks = ["✓" if result.right else "·" for result in found.results]
+    place = [result.name for result in found.results].index(part)
+    assert before is None or marks[:place] == before
+    assert "✓" not in marks[place:]
+    assert all(result.words in WAITING for result in found.results if not result.right and result.name != part) or (
+        name == "cache-and-grouped-heads"
+    )
+
+
+def test_a_name_that_comes_after_the_end_of_a_file_is_not_called_missing(tmp_path):
+    stops = "raise RuntimeError('too early')\n" + find("split-and-merge").solution
+    assert graded_file(tmp_path, stops).next.words == "your file stops before it defines split_heads"
+    unclosed = find("split-and-merge").solution.replace('heads."""', "heads.", 1).replace("D numbers.", "D numbers")
+    found = graded_file(tmp_path, unclosed.replace('"""', "", 1))
+    assert "is every docstring closed?" in found.note or "not Python yet" in found.note
+    assert {result.words for result in found.results} == {"your file cannot be read yet"}
+
+
 def test_a_class_that_waits_for_a_mask_is_not_causal(tmp_path):
     exercise = find("all-heads-at-once")
     own = next(line for line in exercise.solution.splitlines(keepends=True) if "triu(1)" in line)
@@ -181,6 +210,8 @@ def test_the_whole_course_in_the_terminal(tmp_path, monkeypatch, capsys):
         path.write_text(space.introduced(exercise, exercise.solution))
         assert main(["course"]) == 0
         assert "Right: all " in capsys.readouterr().out
+        assert main(["course", exercise.name, "--hint"]) == 0
+        assert "is solved: nothing is left to hint at." in capsys.readouterr().out
         assert main(["course", exercise.name, "--solution"]) == 0
         assert "They are the same." in capsys.readouterr().out
     assert main(["course"]) == 0
@@ -268,6 +299,9 @@ def test_comparison_shows_where_two_answers_differ():
     assert "Yours does it in another way. The model answer:" in told
     near = exercise.solution.replace("x.view(B, T, num_heads", "x.reshape(B, T, num_heads")
     assert "-    return x.reshape(B, T, num_heads, E // num_heads).transpose(1, 2)" in compared(exercise, near)
+    same = exercise.solution.replace("(heads", "(h").replace(" heads.", " h.").replace("B, T, E", "b, t, e")
+    same = same.replace("x.view(B, T, num_heads, E //", "x.view(b, t, num_heads, e //").replace(": Tensor", "")
+    assert "They are the same, under other names." in compared(exercise, same)
     assert compared(exercise, "def f(:").startswith("your file is not Python yet (line 1")
     assert code_of('"""Doc."""\n\n# a comment\nx = 1\n') == ["x = 1"]
 

@@ -15,7 +15,7 @@ from headwise.learn.course.trial import Failure, Span
 
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 OWN_SCOPE = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-MOST_TRIES, DEPTH = 6, 2  # of what the checker is shown; of these, inside the statement that failed
+MOST_TRIES, DEPTH = 7, 2  # of what the checker is shown; of these, inside the statement that failed
 _numbers = itertools.count()
 
 
@@ -63,11 +63,11 @@ def _cut(tree: ast.Module, failed: Span, fewer: int) -> bool:
             del block[place + 1 :]
         following = next((b for b in _blocks(inside) if _statement(b, failed) is not None), None)
         if following is None:
-            computed, gone = [*_done_before(inside, failed)], max(fewer - DEPTH, 0)
+            computed, gone = [*_done_before(inside, failed)], max(fewer - DEPTH - 1, 0)
             for _ in range(fewer):
                 computed = [part for value in computed for part in _parts(value)]
             stub = ast.parse("raise NotImplementedError").body
-            block[max(place - gone, 0) :] = [*(ast.Expr(value) for value in computed if not gone), *stub]
+            block[max(place - gone, 0) :] = [*(ast.Expr(value) for value in computed if fewer <= DEPTH), *stub]
             return bool(place >= gone)
         block = following
     return False

@@ -317,7 +317,7 @@ def test_twice_the_length_doubles_projections_and_quadruples_scores():
     (p1, s1), (p2, s2) = COST.matmul_split(), Cost.of(512, 8, seq=2048).matmul_split()
     assert (p2, s2) == (2 * p1, 4 * s1)
     assert "at 2048 tokens, 2 and 4 times as many" in answers(COST)[1].answer
-    assert "equal at T = E·(1 + Hkv/H) = 1024 tokens" in answers(COST)[1].answer
+    assert "equal at T = 2·E = 1024 tokens" in answers(COST)[1].answer
 
 
 @pytest.mark.parametrize("kv_heads", [8, 2, 1])

@@ -88,16 +88,20 @@ def _in_order(asked: tuple[Question, ...]) -> list[tuple[Question, bool]]:
 
 
 def _put(question: Question, left: float | None, *, is_follow_up: bool) -> None:
-    time_left = "" if left is None else f"[{left:.0f} min left] "
+    time_left = "" if left is None else f"[{_minutes(left)} left] "
     print(f"\n{time_left}{'Follow-up ' if is_follow_up else ''}{question.name} ({question.minutes:g} min)")
     paragraph(question.question)
+
+
+def _minutes(left: float) -> str:
+    return f"{left:.0f} min" if left >= 1 else f"{60 * left:.0f} s"
 
 
 def _line() -> str:
     """One line that is typed; raises `LeftError` if it ends the interview."""
     try:
         line = input("> ").strip()
-    except EOFError:
+    except (EOFError, KeyboardInterrupt):
         raise LeftError from None
     if line.lower() in LEAVE:
         raise LeftError

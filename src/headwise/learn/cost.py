@@ -384,11 +384,12 @@ def _complexity(cost: Cost) -> Answer:
     window = cost.reach if cost.window is None else cost.window
     longer = dataclasses.replace(cost, seq=2 * cost.seq)
     projections_2, scores_2 = longer.matmul_split()
+    formula = "2·E" if cost.num_kv_heads == cost.num_heads else "E·(1 + Hkv/H)"
     return Answer(
         "What is the complexity?",
         f"O(T·E²) for the projections and O(T²·E) for the scores: at {cost.seq} tokens {human(projections)} and "
         f"{human(scores)} operations; at {longer.seq} tokens, {projections_2 / projections:.0f} and "
-        f"{scores_2 / scores:.0f} times as many. They are equal at T = E·(1 + Hkv/H) = {cost.crossover:.6g} tokens."
+        f"{scores_2 / scores:.0f} times as many. They are equal at T = {formula} = {cost.crossover:.6g} tokens."
         + (f" A window of {window} makes the scores O(T·W·E)." if window is not None else ""),
     )
 

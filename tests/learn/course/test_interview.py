@@ -139,6 +139,7 @@ def test_the_interview_asks_until_the_time_is_over(capsys, monkeypatch):
     assert interview.ask_all(chosen, clock=5.0) == 0
     out = capsys.readouterr().out
     assert "[5 min left]" in out
+    assert interview._minutes(0.5) == "30 s"
     assert "Points found in your answers: 2 of 7. The interview took less than a minute." in out
     assert interview.ask_all(chosen, clock=1e-9) == 0
     assert "Time is up." in capsys.readouterr().out

@@ -13,7 +13,8 @@ from headwise.learn.course.grading import WAITING
 from headwise.learn.course.notebooks import as_json, course_notebook
 from headwise.learn.course.page import course_page
 from headwise.learn.course.progress import Progress
-from headwise.learn.course.work import Workspace, grade_file
+from headwise.learn.course.trial import UNWRITTEN
+from headwise.learn.course.work import UNREADABLE, Workspace, grade_file
 from headwise.learn.quiz import EXERCISES as FAULTY
 from headwise.learn.quiz import Quiz
 
@@ -110,6 +111,11 @@ def judged(progress: Progress, space: Workspace, exercise: Exercise, options: ar
     """Grade the file, and hand out the next exercise if it is right."""
     with late_status() as progress_shown:
         found = grade_file(exercise, space.path(exercise), lambda words: progress_shown(f"grading: {words}"))
+    number = space.number(exercise)
+    if found.results[0].words == UNREADABLE and not options.json:
+        paragraph(found.note)
+        print(f"Nothing is graded before Python can read it. Then: headwise course {number}")
+        return 1
     progress.add(exercise, found)
     if options.json:
         print_json({"exercise": exercise.name, "right": found.right, "share": found.share, **found.to_dict()})
@@ -117,7 +123,6 @@ def judged(progress: Progress, space: Workspace, exercise: Exercise, options: ar
     show(found)
     if options.report and found.report:
         print(f"\n{found.report}")
-    number = space.number(exercise)
     if not found.right:
         print(f"\nA hint: headwise course {number} --hint")
         return 1
@@ -136,8 +141,14 @@ def show(found: Grade) -> None:
         paragraph(found.note)
     paragraph(found.sentence())
     for result in found.results:
-        waits = f" ({result.words.partition(',')[0]})" if result.words in WAITING else ""
-        print(f"  {'✓' if result.right else '·'} {result.name}{waits}")
+        print(f"  {'✓' if result.right else '·'} {result.name}{_waits(result.words)}")
+
+
+def _waits(words: str) -> str:
+    """What a step waits for, if it is not right or wrong yet."""
+    if words == UNWRITTEN:
+        return " (not written yet)"
+    return f" ({words.partition(',')[0]})" if words in WAITING else ""
 
 
 def hinted(progress: Progress, space: Workspace, exercise: Exercise) -> int:

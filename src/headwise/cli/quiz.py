@@ -100,7 +100,7 @@ def told(quiz: Quiz, exercise: FaultyClass, report: Report) -> int:
     """Print the checker's report, and the line to repair, which may be another than the one where it shows."""
     show(report)
     if exercise.mistake in [finding.name for finding in report.wrong]:
-        print(f"To repair it, look at {exercise.place(quiz.text(exercise))}")
+        paragraph(f"To repair it, look at {exercise.place(quiz.text(exercise))}")
     return int(report.exit_code)
 
 
@@ -115,7 +115,7 @@ def _still(exercise: FaultyClass, report: Report) -> str:
     if len(others) < len(report.wrong):
         return "the mistake is still there"
     if not others:
-        return "the checker cannot judge this class any more"
+        return "the checker cannot judge this file any more (headwise quiz --restore brings back the class)"
     where = "" if others[0].line is None else f" ({others[0].place})"
     return f"now something else is wrong: {others[0].title}{where}"
 

@@ -593,4 +593,5 @@ RAISING = [
     ("all-heads-at-once", "range(4)", "range(3)", "the projections", "expected 4, got 3", []),
     ("cache-and-grouped-heads", ".reshape(B, T, -1)), cache", ".reshape(B, T, -1))", "what the cache holds",
      "expected two results, the output and the cache", ["✓", "✓"]),
+    ("block", "self, x: Tensor)", "x: Tensor)", "the shape", "takes 1 positional argument but 2 were given", []),
 ]  # fmt: skip

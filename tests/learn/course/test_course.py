@@ -122,6 +122,17 @@ def test_an_error_is_told_in_the_part_where_it_happens_and_nothing_after_it_is_r
     )
 
 
+def test_a_class_with_another_signature_is_told_how_it_is_called(tmp_path):
+    exercise = find("all-heads-at-once")
+    other = exercise.solution.replace("self, x: Tensor)", "self, x: Tensor, key: Tensor, value: Tensor)")
+    found = grade(exercise, names_in(other, tmp_path / "answer.py"))
+    assert found.next.name == "the projections"
+    assert "makes MultiHeadAttention(12, 3) and calls it with (2, 5, 12): it raises TypeError" in found.next.words
+    assert [result.name for result in found.results if not result.right] == ["the projections", "the mask"]
+    misspelt = grade(exercise, names_in(exercise.solution.replace("def forward", "def foward"), tmp_path / "other.py"))
+    assert misspelt.next.words == "there is no method forward; is foward meant to be it?"
+
+
 def test_a_name_that_comes_after_the_end_of_a_file_is_not_called_missing(tmp_path):
     stops = "raise RuntimeError('too early')\n" + find("split-and-merge").solution
     assert graded_file(tmp_path, stops).next.words == "your file stops before it defines split_heads"

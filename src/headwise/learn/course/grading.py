@@ -169,7 +169,7 @@ class _Judge:
         self.exercise, self.space, self.limited, self.missing = exercise, WatchedSpace(space), limited, missing
         self.report: Report | None = None
         self.cause = ""  # what the checker finds first
-        self.told: set[Failure] = set()
+        self.told: set[Failure | str] = set()  # errors, by place or, outside the learner's code, by words
         self.right: list[types.FunctionType] = []  # functions that parts have found right
 
     def words(self, part: Part) -> str:
@@ -178,7 +178,7 @@ class _Judge:
             return self._by_checker(part)
         with self.space.watched() as used:
             tried = self._tried(functools.partial(part.test, self.space))
-        if tried.failure is not None and self._is_told(tried.failure):
+        if tried.raised and self._is_told(tried):
             return NOT_REACHED
         if not tried.words:
             self.right += [found for found in used if isinstance(found, types.FunctionType)]
@@ -191,10 +191,10 @@ class _Judge:
             return f"{tried.words}; the cause may be that {self.cause}"
         return tried.words or named.get(part.name, "")
 
-    def _is_told(self, failure: Failure) -> bool:
-        """Whether an earlier part has failed at this place; otherwise it is remembered."""
-        known = failure in self.told
-        self.told.add(failure)
+    def _is_told(self, tried: Trial) -> bool:
+        """Whether an earlier part has raised this error; otherwise it is remembered."""
+        known = (tried.failure or tried.words) in self.told
+        self.told.add(tried.failure or tried.words)
         return known
 
     def _tried(self, test: Callable[[], None]) -> Trial:
@@ -220,19 +220,30 @@ class _Judge:
         with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
             self.report = report = check(self.space[str(self.exercise.judged)])
         found = [finding for finding in report.wrong if finding.name not in self.exercise.ignores]
-        if report.verdict != "unfinished" and self._call.raised:
+        if report.verdict != "unfinished" and self._call.failure is not None:
             return report, self._stopped(found)
         words: dict[str, str] = {}
         for finding in _causes(found):
             told = self._placed(finding)
             self.cause = self.cause or f"{told.title}{_place(told)}"
             words.setdefault(self._owner(_step(finding), finding.text, finding.name), _words(told))
-        if not found and report.verdict != "unfinished" and self._call.words:
+        if self._call.raised and report.verdict != "unfinished":  # an error of our call, not of the learner's code
+            words |= self._another_call()
+        elif not found and report.verdict != "unfinished" and self._call.words:
             step = STEPS["causal"] if self._call.words.startswith(SEES_LATER) else 0
             words[self._owner(step, "", "")] = self._call.words
         if not words and RESIDUAL in report.variants:
             words[self._asked[-1].name] = f"{RESIDUAL}; exercise 12 does that, around the layer"
         return report, words
+
+    def _another_call(self) -> dict[str, str]:
+        """What is said, by part, of a class that is made or called in another way than the exercise says."""
+        call, hiding = self.exercise.call, self._with_step(STEPS["causal"])
+        assert call is not None  # noqa: S101 - it was tried
+        sizes, given = ", ".join(map(str, call.sizes)), " and ".join(map(str, call.inputs))
+        said = f"the exercise makes {self.exercise.judged}({sizes}) and calls it with {given}: {self._call.words}"
+        unknown = {hiding.name: NOT_JUDGED} if call.causal and hiding is not None else {}
+        return unknown | {self._asked[0].name: f"{said}. Keep its signature"}
 
     def _placed(self, finding: Finding) -> Finding:
         """A finding without its line if that is in a function that another part has found right."""
@@ -298,14 +309,24 @@ class _Judge:
             return missing
         report, named = self._checked
         if report.verdict == "unfinished":
+            if (said := _without_forward(self.space[str(self.exercise.judged)])) is not None:
+                return said
             done = {int(step.partition(" ")[0]) for step in report.done}
             return _unwritten(part, done)
         words = named.get(part.name, "")
-        if self._call.failure is not None and words not in ("", *WAITING) and self._is_told(self._call.failure):
+        if self._call.failure is not None and words not in ("", *WAITING) and self._is_told(self._call):
             return NOT_REACHED
         if report.verdict == "unknown" and not named:
             return "; ".join(report.doubts) or "the checker does not understand this class"
         return words
+
+
+def _without_forward(made: Any) -> str | None:
+    """What to say of a class that has no forward of its own; None if it has one."""
+    if getattr(made, "forward", None) is not torch.nn.Module.forward:
+        return None
+    alike = difflib.get_close_matches("forward", vars(made), 1)
+    return "there is no method forward" + (f"; is {alike[0]} meant to be it?" if alike else "")
 
 
 def _unwritten(part: Part, done: set[int]) -> str:

@@ -24,9 +24,9 @@ from headwise.learn.course.trial import (
     UNWRITTEN,
     WIDTHS,
     EndlessPartError,
-    Failure,
+    ErrorPlace,
     Limit,
-    Trial,
+    PartTrial,
     as_documented,
 )
 
@@ -169,7 +169,7 @@ class _Judge:
         self.exercise, self.space, self.limited, self.missing = exercise, WatchedSpace(space), limited, missing
         self.report: Report | None = None
         self.cause = ""  # what the checker finds first
-        self.told: set[Failure | str] = set()  # errors, by place or, outside the learner's code, by words
+        self.told: set[ErrorPlace | str] = set()  # errors, by place or, outside the learner's code, by words
         self.right: list[types.FunctionType] = []  # functions that parts have found right
 
     def words(self, part: Part) -> str:
@@ -191,23 +191,23 @@ class _Judge:
             return f"{tried.words}; the cause may be that {self.cause}"
         return tried.words or named.get(part.name, "")
 
-    def _is_told(self, tried: Trial) -> bool:
+    def _is_told(self, tried: PartTrial) -> bool:
         """Whether an earlier part has raised this error; otherwise it is remembered."""
         known = (tried.failure or tried.words) in self.told
         self.told.add(tried.failure or tried.words)
         return known
 
-    def _tried(self, test: Callable[[], None]) -> Trial:
+    def _tried(self, test: Callable[[], None]) -> PartTrial:
         with self.limited(self.exercise.seconds), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return Trial.of(test, self.missing)
+            return PartTrial.of(test, self.missing)
 
     @functools.cached_property
-    def _call(self) -> Trial:
+    def _call(self) -> PartTrial:
         """What a call as documented says."""
         call = self.exercise.call
         if call is None or self.exercise.judged not in self.space:
-            return Trial()
+            return PartTrial()
         tried = self._tried(functools.partial(as_documented, self.space[str(self.exercise.judged)], call))
         if tried.raised and tried.words.startswith(OF_SHAPES):
             given = " and ".join(map(str, call.inputs))

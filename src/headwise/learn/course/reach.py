@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headwise.check import Report, check, namespace
-from headwise.learn.course.trial import Failure, Span
+from headwise.learn.course.trial import ErrorPlace, Span
 
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 OWN_SCOPE = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -19,7 +19,7 @@ MOST_TRIES, DEPTH = 7, 2  # of what the checker is shown; of these, inside the s
 _numbers = itertools.count()
 
 
-def steps_before(made: type, failure: Failure) -> set[int]:
+def steps_before(made: type, failure: ErrorPlace) -> set[int]:
     """The numbers of the steps that a class does rightly before it fails; none if it fails in its constructor.
 
     What was computed last may be wrong already, and hide from the checker what is right before it. So it is shown less
@@ -37,7 +37,7 @@ def steps_before(made: type, failure: Failure) -> set[int]:
     return done
 
 
-def _report_without(made: type, failure: Failure, fewer: int) -> Report | None:
+def _report_without(made: type, failure: ErrorPlace, fewer: int) -> Report | None:
     """The checker's report on a class without what failed and some operations before it; None if nothing is left."""
     tree = ast.parse("".join(linecache.getlines(failure.filename)))
     tree.body = [node for node in tree.body if isinstance(node, DEFINITIONS)]

@@ -51,7 +51,7 @@ class Span(NamedTuple):
         )
 
 
-class Failure(NamedTuple):
+class ErrorPlace(NamedTuple):
     """Where an error came from, in a learner's code."""
 
     filename: str
@@ -65,15 +65,15 @@ class Failure(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
+class PartTrial:
     """What a try says, empty if it is content; `raised` if that is an error of Python, and `failure` where it is."""
 
     words: str = ""
-    failure: Failure | None = None
+    failure: ErrorPlace | None = None
     raised: bool = False
 
     @classmethod
-    def of(cls, test: Callable[[], None], missing: str) -> "Trial":
+    def of(cls, test: Callable[[], None], missing: str) -> "PartTrial":
         """The trial of a test; `missing` is what to say of a name that the answer does not define."""
         try:
             test()
@@ -102,14 +102,14 @@ def _explained(error: str) -> str:
     return f"{error}; {asked}" if asked else error
 
 
-def failure_in(error: BaseException) -> Failure | None:
+def failure_in(error: BaseException) -> ErrorPlace | None:
     """The last expression of the learner's own that an error came through."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(INSTALLED)]
     if not own:
         return None
     frame, line = own[-1], own[-1].lineno or 0
     span = Span(line, frame.colno or 0, frame.end_lineno or line, frame.end_colno or 0)
-    return Failure(frame.filename, frame.name, span)
+    return ErrorPlace(frame.filename, frame.name, span)
 
 
 def place(error: BaseException) -> str:

@@ -3,20 +3,17 @@
 May import every room; nothing imports it.
 """
 
-import argparse
 import errno
 import importlib
 import os
-import shutil
 import sys
-import textwrap
 import warnings
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NoReturn
 
-from headwise.cli.console import HelpFormatter, print_anywhere
-from headwise.errors import HeadwiseError, printable, suggestion
+from headwise.cli.console import print_anywhere, say
+from headwise.cli.parser import HelpFormatter, Parser
+from headwise.errors import HeadwiseError, nearest
 
 # Every verb and what it does. Its module is imported when it is asked for: most of them need torch.
 VERBS = {
@@ -36,37 +33,25 @@ VERBS = {
     "tour": "see the ten steps, the fused layer against the reference, and its speed on this machine",
 }
 EXAMPLES = """examples:
-  headwise view "The captain looked at the sea, and the sea looked at the captain."
+  headwise view "To be, or not to be, that is the question."
   headwise check examples/attention.py
   headwise steps "The quick brown fox"
   headwise course
   headwise cost --model gpt2
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what to do about a text that the shell has split into words."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with what is wrong."""
-        left = message.removeprefix("unrecognized arguments: ")
-        if left != message and not left.startswith("-"):
-            message += '\nPut a text in quotes: "The quick brown fox".'
-        super().error(message)
+CLOSE = 0.7  # how like a command a word must be to mean it rather than an option
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Exit status: 0 success, 1 the checked code is wrong, 2 wrong usage or failure."""
     print_anywhere()
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's; no verb needs NumPy
-    arguments = sys.argv[1:] if arguments is None else arguments
-    verb = next((word for word in arguments if word in VERBS), None)
+    arguments = _asked_for_help(sys.argv[1:] if arguments is None else list(arguments))
     typed = next((word for word in arguments if not word.startswith("-")), None)
-    if verb is None and typed is not None:
-        known = suggestion(typed, VERBS, "headwise --help")
-        print(_told(f"headwise: no verb is called {typed!r}.{known}"), file=sys.stderr)
+    if typed is not None and typed not in VERBS:
+        say(f"headwise: no command is called {typed!r}.{_instead(typed)} All of them: headwise --help.")
         return 2
-    parser = _parser(verb)
+    parser = _parser(typed)
     options = parser.parse_args(arguments)
     if options.version:
         print(_version())
@@ -83,25 +68,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130  # the shells' status for Ctrl-C
     except HeadwiseError as error:
-        print(_told(f"headwise {options.verb}: {error}"), file=sys.stderr)
+        say(f"headwise {options.verb}: {error}")
         return 2
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT):
             raise
-        print(f"headwise {options.verb}: the output cannot be written: {error.strerror}.", file=sys.stderr)
+        say(f"headwise {options.verb}: the output cannot be written: {error.strerror}.")
         _discard_output()
         return 2
     return status
 
 
-def _told(message: str) -> str:
-    """A message for standard error, wrapped between words if that is a terminal."""
-    lines = printable(message, lines=True).splitlines()
-    if not sys.stderr.isatty():
-        return "\n".join(lines)
-    width = shutil.get_terminal_size((80, 24)).columns
-    filled = (textwrap.fill(line, width, break_on_hyphens=False, break_long_words=False) for line in lines)
-    return "\n".join(filled)
+def _asked_for_help(arguments: list[str]) -> list[str]:
+    """`help` and `help view` as `--help` and `view --help`."""
+    return [*arguments[1:2], "--help"] if arguments[:1] == ["help"] else arguments
+
+
+def _instead(typed: str) -> str:
+    """What was meant by a command that does not exist: a command, or an option of one, such as `interview`."""
+    found = nearest(typed, VERBS, CLOSE)
+    if found is None:
+        flags = [f"{verb} --{flag}" for verb in VERBS for flag in _flags(verb) if flag == typed]
+        found = " or ".join(f"headwise {flag}" for flag in flags[:3]) or nearest(typed, VERBS)
+    return "" if found is None else f" Did you mean {found}?"
+
+
+def _flags(verb: str) -> list[str]:
+    parser = Parser(verb)
+    module_of(verb).add_arguments(parser)
+    return parser.flags()
 
 
 def module_of(verb: str) -> ModuleType:
@@ -109,18 +104,18 @@ def module_of(verb: str) -> ModuleType:
     return importlib.import_module(f"headwise.cli.{verb}")
 
 
-def _parser(asked: str | None) -> argparse.ArgumentParser:
+def _parser(asked: str | None) -> Parser:
     """The parser of the command, with the options of the one verb that is asked for."""
     parser = Parser(
         prog="headwise",
-        description="Multi-head attention you can read, run and see.\n`headwise VERB --help` explains a verb.",
+        description="Multi-head attention you can read, run and see.\n`headwise COMMAND --help` explains a command.",
         epilog=EXAMPLES,
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="show the versions of headwise and torch, then exit")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    verbs = parser.add_subparsers(dest="verb", title="commands", metavar="COMMAND")
     for name, summary in VERBS.items():
-        described = textwrap.fill(summary, 79)
+        described = f"{summary[0].upper()}{summary[1:]}."
         verb = verbs.add_parser(name, help=summary, description=described, formatter_class=HelpFormatter)
         if name == asked:
             module = module_of(name)

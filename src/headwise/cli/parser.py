@@ -1,0 +1,87 @@
+"""How the command line is read. Whoever mistypes is told the usage of that command and the nearest name.
+
+Names are compared with those the parser really has: options and choices here, commands in `headwise.cli`.
+"""
+
+import argparse
+import re
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from headwise.cli.console import say
+from headwise.errors import nearest, suggestion
+
+OPTION = re.compile(r"--?[A-Za-z][^\s=]*")
+NUMBERS = {int: "a whole number", float: "a number"}
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Fills paragraphs, leaves indented examples as they are written, and adds each option's default to its help."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = text.splitlines(keepends=True)
+        return "".join(line if line.startswith(" ") else f"{textwrap.fill(line, width)}\n" for line in lines)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False, argparse.SUPPRESS, []):
+            return action.help
+        return f"{action.help} (default: {action.default})"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that itself refuses what it does not know, so that an error shows the usage of the right command."""
+
+    given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse all arguments, or exit with what is wrong."""
+        self.given = args or ()
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unexpected argument{'s' * (len(rest) > 1)}: {' '.join(rest)}.{self._quotes()}")
+        return found, rest
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with the usage and what is wrong: an option that does not exist explains other errors."""
+        unknown = self._unknown_option()
+        if unknown is not None:
+            near = nearest(unknown.lstrip("-"), [option.lstrip("-") for option in self._option_string_actions])
+            cure = f"{self.prog} --help explains those above." if near is None else f"Did you mean --{near}?"
+            message = f"there is no option {unknown}. {cure}"
+        self.print_usage(sys.stderr)
+        say(f"{self.prog}: {message}")
+        self.exit(2)
+
+    def flags(self) -> list[str]:
+        """The options that need no value, without their dashes."""
+        actions = [action for action in self._actions if action.nargs in (0, "?") and action.dest != "help"]
+        return [option.lstrip("-") for action in actions for option in action.option_strings]
+
+    def _unknown_option(self) -> str | None:
+        """The first option given that does not exist; the beginning of a name is enough."""
+        ends = self.given.index("--") if "--" in self.given else len(self.given)
+        names = (found[0] for word in self.given[:ends] if " " not in word and (found := OPTION.match(word)))
+        return next((name for name in names if not self._begins(name)), None)
+
+    def _begins(self, name: str) -> bool:
+        return any(option.startswith(name) for option in self._option_string_actions)
+
+    def _quotes(self) -> str:
+        """What to do about a text that the shell has split into words."""
+        takes_text = any(action.dest == "text" for action in self._actions)
+        return ' Put a text in quotes: "The quick brown fox".' if takes_text else ""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, f"there is no {value!r}.{suggestion(str(value), action.choices)}")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            expected = NUMBERS.get(action.type)  # type: ignore[call-overload]
+            if expected is None:
+                raise
+            raise argparse.ArgumentError(action, f"{arg_string!r} is not {expected}.") from None

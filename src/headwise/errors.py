@@ -102,12 +102,9 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     >>> nearest("chek", ["check", "course"]), nearest("splitt", ["split-and-merge"]), nearest("x", ["check"])
     ('check', 'split-and-merge', None)
     """
-    wanted, spelled = name.lower(), {}
-    for whole in known:
-        spelled.setdefault(whole.lower(), whole)
-    for whole in [*spelled.values()]:
-        words = (word for word in re.split(r"[^a-z0-9]+", whole.lower()) if len(word) >= WORD)
-        spelled = {word: whole for word in words} | spelled  # a name comes before the words of others
+    wanted, names = name.lower(), {whole.lower(): whole for whole in known}
+    words = {word: whole for whole in names.values() for word in re.split(r"[^a-z0-9]+", whole.lower())}
+    spelled = {word: whole for word, whole in words.items() if len(word) >= WORD} | names
     near = difflib.get_close_matches(wanted, spelled, 1, cutoff)
     near = near or [other for other in spelled if len(wanted) > 1 and other.startswith(wanted)]
     return spelled[near[0]] if near else None

@@ -16,7 +16,7 @@ from headwise.cli import VERBS, console, main, module_of, tour
 EXAMPLES = [
     line.strip()
     for text in (cli.EXAMPLES, *(module_of(verb).EXAMPLES for verb in VERBS))
-    for line in text.splitlines()
+    for line in text.replace("\\\n", "").splitlines()
     if line.startswith("  headwise ")
 ]
 

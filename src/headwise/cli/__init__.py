@@ -17,10 +17,10 @@ from headwise.errors import HeadwiseError, nearest
 
 # Every verb and what it does. Its module is imported when it is asked for: most of them need torch.
 VERBS = {
-    "view": "show what every attention head of a model does with a text, in 24 lines and as a page",
+    "view": "show what every attention head of a model does with a text, in the terminal and as a page",
     "serve": "explore attention in the browser: type a text, switch models and heads",
     "survey": "measure every attention head of a model over a whole corpus; run it with torchrun for several processes",
-    "heads": "find the heads of known kinds by experiment: induction, retrieval, previous-token, sinks, ...",
+    "heads": "find the heads of known kinds by experiment: induction, retrieval, previous-token, sinks and more",
     "trace": "trace an answer back to the passages of its prompt, by four methods, and test each by deletion",
     "check": "check the multi-head attention in a file: right, or which mistake is on which line",
     "steps": "walk through attention in ten steps, on your words or on small tensors: shapes, code, reasons, memory",

@@ -112,8 +112,10 @@ def filled(text: str, width: int) -> str:
 def _filled(line: str, width: int) -> str:
     indent = line[: len(line) - len(line.lstrip(" "))]
     doubled = re.sub(r"\S", lambda letter: letter[0] + SECOND * (east_asian_width(letter[0]) in "WF"), line)
-    whole = {"break_on_hyphens": False, "break_long_words": SECOND in doubled}  # paths and commands can be copied
-    return textwrap.fill(doubled, width, subsequent_indent=indent, **whole).replace(SECOND, "")
+    has_wide = SECOND in doubled  # then a long word may be broken, also between the columns of a wide character
+    return textwrap.fill(
+        doubled, width - has_wide, subsequent_indent=indent, break_on_hyphens=False, break_long_words=has_wide
+    ).replace(SECOND, "")
 
 
 def can_ask() -> bool:

@@ -91,10 +91,9 @@ def show(checkpoint: Checkpoint, tokens: int) -> None:
     out.print(f"layout: {layouts}")
     for problem in dict.fromkeys(layer.problem for layer in checkpoint.layers if layer.problem):
         names = [layer.name for layer in checkpoint.layers if layer.problem == problem]
-        out.print(
-            f"\n{printable(names[0])}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: ", end="", markup=False
-        )
-        out.print(printable(problem.splitlines()[0]).replace("Pass num_heads=.", "Pass --heads."), markup=False)
+        which = f"{printable(names[0])}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+        cure = printable(problem.splitlines()[0]).replace("Pass num_heads=.", "Pass --heads.")
+        out.print(f"\n{which}: {cure}", markup=False)
 
 
 def alike(layers: Sequence[AttentionLayer]) -> list[list[AttentionLayer]]:

@@ -25,7 +25,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return "".join(line if line.startswith(" ") else f"{textwrap.fill(line, width)}\n" for line in lines)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False, argparse.SUPPRESS, []):
+        if action.default is False or action.default in (None, argparse.SUPPRESS, []):
             return action.help
         return f"{action.help} (default: {action.default})"
 

@@ -29,25 +29,26 @@ from headwise.study.trace import METHODS, trace, words_of
 from headwise.view.traced import trace_page
 
 EXAMPLES = """examples:
-  headwise trace builtin "The dog was named Barnaby. The sea was calm. The sun was low. He called his dog, Barnaby" --answer Barnaby
+  headwise trace builtin --answer Barnaby \\
+    "The dog was named Barnaby. The sea was calm. He called his dog, Barnaby"
   headwise trace builtin --file texts/sea.txt --new 8 --html trace.html
-  headwise trace builtin "One, two, three, four. One, two, three, four. One, two," --new 4 --draws 2 --json
-"""  # noqa: E501 - a command is one line
+  headwise trace builtin "One, two, three. One, two, three. One," --new 4 --json
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
     parser.add_argument("model", help=MODEL_HELP)
-    parser.add_argument("text", nargs="?", help="the prompt, with the answer unless --new; - reads standard input")
+    parser.add_argument("text", nargs="?", help="the prompt, and with --answer also the answer; - reads standard input")
     parser.add_argument("--file", type=Path, help="read the text from a file")
     answer = parser.add_mutually_exclusive_group()
     answer.add_argument("--answer", metavar="SPAN", help="words of the text (last occurrence), or tokens START:STOP")
     answer.add_argument(
         "--new", type=int, metavar="N", help="let the model generate an answer of N tokens (default: 8)"
     )
-    parser.add_argument("--methods", default=",".join(METHODS), metavar="A,B", help="which methods")
+    parser.add_argument("--methods", default=",".join(METHODS), metavar="A,B", help="methods to compare")
     parser.add_argument("--draws", type=int, default=8, metavar="N", help="random deletions to compare with")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random deletions")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of the deletions")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the text, shaded by every method")
     add_json(parser, "a table")
 

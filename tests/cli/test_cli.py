@@ -143,8 +143,8 @@ MISTYPED = {
     "heads bultin": "there is no folder bultin; expected",
     "trace bultin hello": "Nothing is downloaded. Did you mean builtin?",
     "generate hello --model bultin": "Did you mean builtin?",
-    "quiz more words": "unexpected arguments: more words.",
-    "steps The quick brown fox": 'unexpected arguments: quick brown fox. Put a text in quotes: "The quick brown fox".',
+    "quiz more words": "unexpected argument 'more words'.",
+    "steps The quick brown fox": "unexpected argument 'quick brown fox'. Put a text in quotes",
 }
 
 
@@ -176,3 +176,17 @@ def test_help_followed_by_a_command_is_its_help(verb, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([*verb.split(), "--help"])
     assert helped == capsys.readouterr().out
+
+
+def test_options_stand_before_between_and_after_other_arguments(capsys):
+    words = ["builtin", "One, two. One, two. One,"]
+    answers = []
+    for line in ([*words, "--new", "2"], [words[0], "--new=2", words[1]], ["--new", "2", *words]):
+        assert main(["trace", *line, "--draws", "1", "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_text_that_begins_with_a_dash_follows_two_dashes(capsys):
+    assert main(["view", "--json", "--", "--modle is not an option"]) == 0
+    assert "".join(json.loads(capsys.readouterr().out)["tokens"][1:]) == "--modle is not an option"

@@ -47,20 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_anywhere()
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's; no verb needs NumPy
     arguments = _asked_for_help(sys.argv[1:] if arguments is None else list(arguments))
-    typed = next((word for word in arguments if not word.startswith("-")), None)
-    if typed is not None and typed not in VERBS:
-        say(f"headwise: no command is called {typed!r}.{_instead(typed)} All of them: headwise --help.")
-        return 2
-    parser = _parser(typed)
-    options = parser.parse_args(arguments)
-    if options.version:
-        print(_version())
-        return 0
-    if options.verb is None:
-        parser.print_help()
-        return 2
+    typed = next((word for word in arguments if not word.startswith("-")), "")
     try:
-        status = int(options.run(options))
+        status = _run(typed, arguments)
         sys.stdout.flush()  # now, while an error can still be reported
     except BrokenPipeError:  # `headwise ... | head` closed the pipe
         _discard_output()
@@ -68,15 +57,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130  # the shells' status for Ctrl-C
     except HeadwiseError as error:
-        say(f"headwise {options.verb}: {error}")
+        say(f"headwise {typed}: {error}")
         return 2
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT):
             raise
-        say(f"headwise {options.verb}: the output cannot be written: {error.strerror}.")
+        say(f"headwise {typed}: the output cannot be written: {error.strerror}.")
         _discard_output()
         return 2
     return status
+
+
+def _run(verb: str, arguments: list[str]) -> int:
+    """Run the verb that was typed, or say what else can be typed."""
+    if verb and verb not in VERBS:
+        say(f"headwise: no command is called {verb!r}.{_instead(verb)} All of them: headwise --help.")
+        return 2
+    start = arguments.index(verb) if verb else len(arguments)
+    parser = _program()
+    if parser.read(arguments[:start]).version:
+        print(_version())
+        return 0
+    if not verb:
+        parser.print_help()
+        return 2
+    return int(module_of(verb).run(parser_of(verb).read(arguments[start + 1 :])))
 
 
 def _asked_for_help(arguments: list[str]) -> list[str]:
@@ -88,15 +93,9 @@ def _instead(typed: str) -> str:
     """What was meant by a command that does not exist: a command, or an option of one, such as `interview`."""
     found = nearest(typed, VERBS, CLOSE)
     if found is None:
-        flags = [f"{verb} --{flag}" for verb in VERBS for flag in _flags(verb) if flag == typed]
+        flags = [f"{verb} --{flag}" for verb in VERBS for flag in parser_of(verb).flags() if flag == typed]
         found = " or ".join(f"headwise {flag}" for flag in flags[:3]) or nearest(typed, VERBS)
     return "" if found is None else f" Did you mean {found}?"
-
-
-def _flags(verb: str) -> list[str]:
-    parser = Parser(verb)
-    module_of(verb).add_arguments(parser)
-    return parser.flags()
 
 
 def module_of(verb: str) -> ModuleType:
@@ -104,24 +103,28 @@ def module_of(verb: str) -> ModuleType:
     return importlib.import_module(f"headwise.cli.{verb}")
 
 
-def _parser(asked: str | None) -> Parser:
-    """The parser of the command, with the options of the one verb that is asked for."""
+def parser_of(verb: str) -> Parser:
+    """The parser of a verb."""
+    module, summary = module_of(verb), VERBS[verb]
+    described = f"{summary[0].upper()}{summary[1:]}."
+    parser = Parser(f"headwise {verb}", description=described, epilog=module.EXAMPLES, formatter_class=HelpFormatter)
+    module.add_arguments(parser)
+    return parser
+
+
+def _program() -> Parser:
+    """The parser of what comes before a verb."""
     parser = Parser(
         prog="headwise",
+        usage="headwise [-h] [--version] COMMAND ...",
         description="Multi-head attention you can read, run and see.\n`headwise COMMAND --help` explains a command.",
         epilog=EXAMPLES,
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="show the versions of headwise and torch, then exit")
-    verbs = parser.add_subparsers(dest="verb", title="commands", metavar="COMMAND")
-    for name, summary in VERBS.items():
-        described = f"{summary[0].upper()}{summary[1:]}."
-        verb = verbs.add_parser(name, help=summary, description=described, formatter_class=HelpFormatter)
-        if name == asked:
-            module = module_of(name)
-            verb.epilog = module.EXAMPLES
-            module.add_arguments(verb)
-            verb.set_defaults(run=module.run)
+    commands = parser.add_argument_group("commands")
+    for name, summary in VERBS.items():  # for the help: arguments from a verb on are read by its own parser
+        commands.add_argument(name, nargs="?", help=summary)
     return parser
 
 

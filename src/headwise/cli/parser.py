@@ -31,28 +31,32 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that itself refuses what it does not know, so that an error shows the usage of the right command."""
+    """A parser of one command, whose errors show the usage of that command and the nearest name."""
 
     given: Sequence[str] = ()
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse all arguments, or exit with what is wrong."""
-        self.given = args or ()
-        found, rest = super().parse_known_args(args, namespace)
-        if rest:
-            self.error(f"unexpected argument{'s' * (len(rest) > 1)}: {' '.join(rest)}.{self._quotes()}")
-        return found, rest
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The options, which may stand before, between and after other arguments; exits if something is wrong."""
+        self.given = arguments
+        return self.parse_args(arguments) if "--" in arguments else self.parse_intermixed_args(arguments)
 
     def error(self, message: str) -> NoReturn:
         """Exit with the usage and what is wrong: an option that does not exist explains other errors."""
-        unknown = self._unknown_option()
+        unknown, left = self._unknown_option(), message.removeprefix("unrecognized arguments: ")
         if unknown is not None:
             near = nearest(unknown.lstrip("-"), [option.lstrip("-") for option in self._option_string_actions])
             cure = f"{self.prog} --help explains those above." if near is None else f"Did you mean --{near}?"
             message = f"there is no option {unknown}. {cure}"
+        elif left != message:
+            message = f"unexpected argument {left!r}.{self._quotes()}"
         self.print_usage(sys.stderr)
         say(f"{self.prog}: {message}")
         self.exit(2)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """End the program, after the help has been written: a closed pipe is noticed here."""
+        sys.stdout.flush()
+        super().exit(status, message)
 
     def flags(self) -> list[str]:
         """The options that need no value, without their dashes."""

@@ -7,7 +7,7 @@ from typing import Any
 from headwise.check import sandbox
 from headwise.check.mistakes import MISTAKES
 from headwise.check.report import LABEL, WORDS, Report, wrapped
-from headwise.cli.console import add_json, console, late_status, print_json, say, table
+from headwise.cli.console import add_json, console, late_status, print_json, rich, say
 
 EXAMPLES = """examples:
   headwise check --list
@@ -122,7 +122,7 @@ def listed(as_json: bool) -> int:
     if as_json:
         print_json([mistake._asdict() for mistake in MISTAKES.values()])
         return 0
-    rows = table("mistake", "", "what is wrong", whole=("mistake", ""))
+    rows = rich("table").Table.grid(padding=(0, 1, 0, 0))
     for mistake in MISTAKES.values():
         rows.add_row(mistake.name, mistake.severity, mistake.title)
     console().print(rows)

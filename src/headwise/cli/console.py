@@ -13,7 +13,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 from unicodedata import east_asian_width
 
 from headwise.errors import OptionError, need, printable
@@ -40,7 +40,14 @@ def columns(stream: TextIO, otherwise: int) -> int:
 
 def console() -> Any:
     """A `rich.console.Console`. Without a terminal it prints plain text, as wide as COLUMNS says, or 100 columns."""
-    return rich("console").Console(highlight=False, width=columns(sys.stdout, 100))
+    made = rich("console").Console(highlight=False, width=columns(sys.stdout, 100))
+    made.on_broken_pipe = _raise_again
+    return made
+
+
+def _raise_again() -> NoReturn:
+    """Let `main` handle a closed pipe; rich would end the program with status 1."""
+    raise
 
 
 def table(*columns: str, lines: bool = False, right: Iterable[str] = (), whole: Iterable[str] = ()) -> Any:

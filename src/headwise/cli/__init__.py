@@ -6,6 +6,7 @@ May import every room; nothing imports it.
 import errno
 import importlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ EXAMPLES = """examples:
   headwise course
   headwise cost --model gpt2
 """
+NO_MEMORY = re.compile("allocate memory|out of memory")  # how torch says it, on a CPU and on a GPU
 CLOSE = 0.7  # how like a command a word must be to mean it rather than an option
 
 
@@ -58,6 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130  # the shells' status for Ctrl-C
     except HeadwiseError as error:
         say(f"headwise {typed}: {error}")
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not NO_MEMORY.search(str(error)):
+            raise
+        say(f"headwise {typed}: there is not enough memory. Try a shorter text, fewer samples or a smaller model.")
         return 2
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT):

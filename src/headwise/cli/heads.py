@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",") if part]
-    except ValueError as error:
-        raise OptionError(f"--lengths {text}: expected whole numbers separated by commas, such as 64,128.") from error
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise OptionError(f"--lengths {text!r}: expected whole numbers separated by commas, such as 64,128.")
+    return [int(part) for part in parts]

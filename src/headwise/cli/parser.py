@@ -14,6 +14,7 @@ from headwise.cli.console import say
 from headwise.errors import nearest, suggestion
 
 OPTION = re.compile(r"--?[A-Za-z][^\s=]*")
+LARGEST = 2**63 - 1  # of the whole numbers that torch takes
 NUMBERS = {int: "a whole number", float: "a number"}
 
 
@@ -83,9 +84,12 @@ class Parser(argparse.ArgumentParser):
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
-            return super()._get_value(action, arg_string)
+            value = super()._get_value(action, arg_string)
         except argparse.ArgumentError:
             expected = NUMBERS.get(action.type)  # type: ignore[call-overload]
             if expected is None:
                 raise
             raise argparse.ArgumentError(action, f"{arg_string!r} is not {expected}.") from None
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise argparse.ArgumentError(action, f"{arg_string} is too large; expected at most {LARGEST:,}.")
+        return value

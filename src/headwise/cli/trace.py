@@ -21,7 +21,7 @@ from headwise.cli.console import (
     text_file,
     write_file,
 )
-from headwise.errors import OptionError, printable
+from headwise.errors import OptionError, printable, suggestion
 from headwise.models import open_model
 from headwise.models.gpt import GPT
 from headwise.models.text_model import TextModel
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         tokens, answer = _generated(model, tokens, 8 if options.new is None else options.new)
     else:
         answer = _span(model, tokens, options.answer)
-    methods = [word for word in options.methods.split(",") if word]
+    methods = _methods(options.methods)
     found = trace(model, tokens, answer, methods=methods, draws=options.draws, seed=options.seed)
     if options.json:
         print_json({"model": model.name, **found.to_json()})
@@ -77,6 +77,14 @@ def run(options: argparse.Namespace) -> int:
     if options.html is not None:
         write_file("--html", options.html, trace_page(found, model.name))
     return 0
+
+
+def _methods(names: str) -> list[str]:
+    methods = [name.strip() for name in names.split(",")]
+    for name in methods:
+        if name not in METHODS:
+            raise OptionError(f"--methods: no method is called {name!r}.{suggestion(name, METHODS)}")
+    return methods
 
 
 def _text(options: argparse.Namespace) -> str:
@@ -90,6 +98,14 @@ def _text(options: argparse.Namespace) -> str:
 def _generated(model: TextModel, tokens: Tensor, count: int) -> tuple[Tensor, tuple[int, int]]:
     """The tokens with the likeliest continuation, and where that is."""
     check_at_least_one("--new", count)
+    given, limit = tokens.shape[1], model.limit
+    if limit is not None and given + count > limit:
+        raise OptionError(
+            f"--new {count}: the text is {given} tokens long and the model can read {limit}. "
+            f"Pass --new {limit - given}, or a shorter text."
+            if given < limit
+            else f"the text is {given} tokens long and the model can read {limit}. Pass a shorter text."
+        )
     module: Any = model.module
     if isinstance(module, GPT):
         whole = _continued(module, tokens, count)

@@ -1,6 +1,7 @@
 """`headwise view`: what every attention head does with a text."""
 
 import argparse
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -67,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
     text = read(options)
     model = open_model(options.model)
     sight = _look(model, _tokens(model, text, options), options)
+    _warn_of_nan(sight)
     if options.json:
         print_json(_data(sight, options))
     elif options.head is not None:
@@ -159,6 +161,18 @@ def _look(model: TextModel, ids: Tensor, options: argparse.Namespace) -> View:
         _ = sight.summaries
         _say(f"{count:,} tokens read.")
     return sight
+
+
+def _warn_of_nan(sight: View) -> None:
+    """Say which layers have weights that are not numbers; their heads would only seem to have no pattern."""
+    broken = [
+        layer
+        for layer, heads in enumerate(sight.summaries)
+        if any(math.isnan(number) for head in heads for number in head.numbers.values())
+    ]
+    if broken:
+        first = f"{sight.names[broken[0]]} (layer {broken[0]})" + (f" and {len(broken) - 1} more" if broken[1:] else "")
+        _say(f"attention weights of {first} are NaN: the model computes numbers that are not finite from there on.")
 
 
 def _progress(stage: str, done: int, of: int) -> None:

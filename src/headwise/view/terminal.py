@@ -25,6 +25,7 @@ LEGEND = "   "  # between entries, since a dot is an entry of its own
 CAPITAL = f"s and capitals: {ON_FIRST}"
 LEFT_OUT = "the first token is left out"  # of pictures, shares and examples, said once
 ASIDE = ", first token aside"  # how `described` says it of a share
+NO_PATTERN = "No head has a clear pattern in this text; a longer one may show some."
 LISTED = 12  # heads in a table without colors
 LARGEST = 24  # columns of a picture in the view of one layer
 NARROWEST = 15  # columns of a picture and what is said under it
@@ -60,6 +61,8 @@ def _large(view: View, width: int, room: int, palette: Palette) -> list[str]:
     down = max(1, (room + 1) // (tall + SAID + 2))
     size = (width + 3) // across - 3
     heads = [head for head in _distinct(view) if head.trait][: across * down]
+    if not heads:
+        return [NO_PATTERN, ""]
     lines: list[str] = []
     for start in range(0, len(heads), across):
         blocks = [_block(view, head, side, size, palette) for head in heads[start : start + across]]
@@ -130,7 +133,7 @@ def _listed(view: View, width: int, most: int) -> list[str]:
             continue  # a later one may need fewer lines
         lines.append(f"{head.place:>5}  {fill(first, room)}  {cut(pair, size)}".rstrip())
         lines += [f"{'':>5}  {line}" for line in rest]
-    return lines if heads else ["no head has a clear pattern in this text"]
+    return lines if heads else [NO_PATTERN]
 
 
 class Cells:
@@ -180,7 +183,8 @@ class Cells:
 
     def _legend(self) -> list[str]:
         kinds = [f"{sign} {kind}" for kind, sign in self.letters.items()]
-        more = [CAPITAL]
+        sinks = any(trait.name == FIRST_SINK for head in self.view.heads for trait in head.summary.traits)
+        more = [CAPITAL] * sinks
         more += ["more color: more clearly"] if self.palette.depth else [f"other %: {ASIDE.strip(', ')}"]
         hidden = max(len(summary) for summary in self.view.summaries) - self.shown
         more += [f"{hidden} more heads per layer"] if hidden else []

@@ -190,3 +190,28 @@ def test_options_stand_before_between_and_after_other_arguments(capsys):
 def test_a_text_that_begins_with_a_dash_follows_two_dashes(capsys):
     assert main(["view", "--json", "--", "--modle is not an option"]) == 0
     assert "".join(json.loads(capsys.readouterr().out)["tokens"][1:]) == "--modle is not an option"
+
+
+TOO_MUCH = {
+    "heads --lengths 100000000000000": "there is not enough memory. Try a shorter text, fewer samples",
+    "heads --seed 99999999999999999999": "argument --seed: 99999999999999999999 is too large; expected at most 9,223,",
+    "heads --lengths ,": "--lengths ',': expected whole numbers separated by commas",
+    "cost --d-model 99999999999999": "Choose a num_heads that divides 99999999999999, such as",
+    "trace builtin hi --methods atention": "no method is called 'atention'. Did you mean attention?",
+}
+
+
+@pytest.mark.parametrize("line", TOO_MUCH)
+def test_values_that_are_too_large_or_no_values_are_refused_in_words(line, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert status_of(line.split()) == 2
+    assert TOO_MUCH[line] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["cost --models", "cost --help"])
+def test_a_closed_pipe_ends_with_success_and_no_words(line):
+    command = [sys.executable, "-m", "headwise", *line.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()  # before anything is written
+        told = process.stderr.read()
+    assert (process.returncode, told) == (0, b"")

@@ -214,6 +214,15 @@ def test_of_a_long_text_some_queries_are_looked_at_and_progress_is_told(monkeypa
     assert "numbers from" not in capsys.readouterr().out
 
 
+def test_layers_whose_weights_are_nan_are_named(monkeypatch, capsys):
+    model = builtin.load_builtin()
+    torch.nn.init.constant_(model.gpt.blocks[4].attention.out_proj.weight, float("nan"))
+    monkeypatch.setattr("headwise.cli.view.open_model", lambda name: model)
+    assert main(["view", TEXT, "--no-html"]) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "attention weights of blocks.5.attention (layer 5) and 1 more are NaN" in told
+
+
 def test_a_page_that_cannot_be_written_is_refused_and_leaves_nothing_behind(folder, capsys):
     for path in ("/dev/full", "missing/heads.html", str(folder)):
         assert main(["view", "a sea", "--html", path]) == 2

@@ -86,7 +86,8 @@ def show(checkpoint: Checkpoint, tokens: int) -> None:
     layouts = ", ".join(dict.fromkeys(layer.layout for layer in checkpoint.layers))
     dtypes = ", ".join(dict.fromkeys(str(layer.dtype).removeprefix("torch.") for layer in checkpoint.layers))
     out.print(
-        f"\n{len(checkpoint.layers)} attention layers, {parameters:,} parameters, {dtypes}; cache {cache} per {of}"
+        f"\n{len(checkpoint.layers)} attention layer{'s' * (len(checkpoint.layers) != 1)}, {parameters:,} parameters, "
+        f"{dtypes}; cache {cache} per {of}"
     )
     out.print(f"layout: {layouts}")
     for problem in dict.fromkeys(layer.problem for layer in checkpoint.layers if layer.problem):

@@ -75,7 +75,7 @@ def drawn_survey(survey: Survey, width: int, *, every_head: bool = False) -> str
     if survey.heads:
         heads = survey.placed if every_head else survey.clearest()
         lines += ["", *_letters(survey, width), "", *_table(survey, heads, width), *_strongest(survey, heads, width)]
-    return "\n".join([*lines, *_skipped(survey)])
+    return "\n".join([*lines, *_skipped(survey, width)])
 
 
 def told(parts: Sequence[str], width: int, separator: str = " · ") -> list[str]:
@@ -150,6 +150,8 @@ def quoted(passage: Passage, room: int) -> str:
     words[query] = f"[{cut(words[query], most)}]"
     shown = {query, key}
     for place in _outward(passage.marks, len(words)):
+        if words[place] == GAP:
+            continue
         if wide(_with_gaps(words, shown | {place})) > room:
             break
         shown.add(place)
@@ -168,10 +170,11 @@ def _with_gaps(words: Sequence[str], shown: Collection[int]) -> str:
     return "".join(parts).removeprefix(GAP).strip()
 
 
-def _skipped(survey: Survey) -> list[str]:
+def _skipped(survey: Survey, width: int) -> list[str]:
     if not survey.skipped:
         return []
-    lines = [printable(f"{bad.place}: {bad.reason}") for bad in survey.skipped[:NAMED]]
+    named = (printable(f"{bad.place}: {bad.reason}") for bad in survey.skipped[:NAMED])
+    lines = [line for one in named for line in told(one.split(" "), width, " ")]
     more = len(survey.skipped) - NAMED
     return ["", "skipped:", *lines, *([f"and {more:,} more, which the saved result lists"] if more > 0 else [])]
 

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lengths",
         default="64,128,256",
         metavar="N,N,...",
-        help="lengths of the texts in which needles are hidden, in tokens",
+        help='tokens of the texts in which needles are hidden; "" hides none',
     )
     parser.add_argument("--file", type=Path, help="hide needles in this text instead of random tokens")
     parser.add_argument("--count", type=int, default=3, metavar="N", help="heads of each kind to print")
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _numbers(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
+    parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isdecimal() for part in parts):
         raise OptionError(f"--lengths {text!r}: expected whole numbers separated by commas, such as 64,128.")
     return [int(part) for part in parts]

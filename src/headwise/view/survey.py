@@ -1,5 +1,6 @@
 """A survey as text for a terminal, and as one self-contained HTML page without scripts."""
 
+import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from html import escape
 from string import Template
@@ -174,7 +175,8 @@ def _skipped(survey: Survey, width: int) -> list[str]:
     if not survey.skipped:
         return []
     named = (printable(f"{bad.place}: {bad.reason}") for bad in survey.skipped[:NAMED])
-    lines = [line for one in named for line in told(one.split(" "), width, " ")]
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)  # a path can be copied
+    lines = [line for one in named for line in wrapper.wrap(one)]
     more = len(survey.skipped) - NAMED
     return ["", "skipped:", *lines, *([f"and {more:,} more, which the saved result lists"] if more > 0 else [])]
 

@@ -1,6 +1,7 @@
 """Shared by all tests: one seed, a browser, and GPU tests skipped where there is no GPU."""
 
 import gc
+import os
 import shutil
 import sys
 
@@ -8,6 +9,11 @@ import pytest
 import torch
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+# Readline, which pytest imports, sets these for every process that tests start, and messages would be wrapped.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+    os.unsetenv(name)
 
 
 @pytest.fixture(autouse=True)

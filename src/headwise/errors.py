@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import re
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 
@@ -76,7 +77,9 @@ def unknown_option(what: str, name: str, known: Iterable[str], elsewhere: Mappin
     return UnknownOptionError(f"{what} has no option {name}=. {cure}".rstrip())
 
 
-# Untrusted text -----------------------------------------------------------------------------------------------------
+# Names that do not exist, and untrusted text ------------------------------------------------------------------------
+
+WORD = 4  # letters of a word that is compared on its own
 
 
 def suggestion(name: str, known: Iterable[str], listing: str = "") -> str:
@@ -87,10 +90,24 @@ def suggestion(name: str, known: Iterable[str], listing: str = "") -> str:
     >>> suggestion("chek", ["check", "course"], "headwise --help")
     ' Did you mean check? All of them: headwise --help.'
     """
-    by_name = {known_name.lower(): known_name for known_name in known}
-    near = difflib.get_close_matches(name.lower(), by_name, 1) or [n for n in by_name if n.startswith(name.lower())]
-    guess = f" Did you mean {by_name[near[0]]}?" if near and name else ""
-    return guess + (f" All of them: {listing}." if listing else f" Known: {', '.join(by_name.values())}.")
+    known = list(known)
+    near = nearest(name, known)
+    guess = "" if near is None else f" Did you mean {near}?"
+    return guess + (f" All of them: {listing}." if listing else f" Known: {', '.join(known)}.")
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that is spelled most like this one, as a whole or in one of its words; None if none is like it.
+
+    >>> nearest("chek", ["check", "course"]), nearest("splitt", ["split-and-merge"]), nearest("x", ["check"])
+    ('check', 'split-and-merge', None)
+    """
+    wanted, names = name.lower(), {whole.lower(): whole for whole in known}
+    words = {word: whole for whole in names.values() for word in re.split(r"[^a-z0-9]+", whole.lower())}
+    spelled = {word: whole for word, whole in words.items() if len(word) >= WORD} | names
+    near = difflib.get_close_matches(wanted, spelled, 1, cutoff)
+    near = near or [other for other in spelled if len(wanted) > 1 and other.startswith(wanted)]
+    return spelled[near[0]] if near else None
 
 
 def printable(text: str, *, lines: bool = False) -> str:

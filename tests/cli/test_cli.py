@@ -16,7 +16,7 @@ from headwise.cli import VERBS, console, main, module_of, tour
 EXAMPLES = [
     line.strip()
     for text in (cli.EXAMPLES, *(module_of(verb).EXAMPLES for verb in VERBS))
-    for line in text.splitlines()
+    for line in text.replace("\\\n", "").splitlines()
     if line.startswith("  headwise ")
 ]
 
@@ -124,12 +124,94 @@ def test_module_runs_as_a_program():
     assert result.stdout.startswith("headwise 0.1.0, torch ")
 
 
-def test_a_mistyped_verb_gets_the_nearest_one(capsys):
-    assert main(["chek", "mine.py"]) == 2
-    assert "no verb is called 'chek'. Did you mean check? All of them: headwise --help." in capsys.readouterr().err
+MISTYPED = {
+    "viwe": "no command is called 'viwe'. Did you mean view?",
+    "chek mine.py": "no command is called 'chek'. Did you mean check? All of them: headwise --help.",
+    "interview": "Did you mean headwise course --interview?",
+    "hint": "Did you mean headwise course --hint or headwise quiz --hint?",
+    "help viwe": "Did you mean view?",
+    "--vresion": "there is no option --vresion. Did you mean --version?",
+    "course --interveiw": "there is no option --interveiw. Did you mean --interview?",
+    "view --modle x": "headwise view: there is no option --modle. Did you mean --model?",
+    "view -json hi": "there is no option -json. Did you mean --json?",
+    "inspect --haeds=4": "there is no option --haeds. Did you mean --heads?",  # not: the file is missing
+    "check --plan": "there is no option --plan. headwise check --help explains those above.",
+    "cost --dtype float3": "there is no 'float3'. Did you mean float32? Known: float32,",
+    "view --layer x hi": "argument --layer: 'x' is not a whole number.",
+    "quiz --folder": "argument --folder: expected one argument",
+    "course splitt": "no exercise is called 'splitt'. Did you mean split-and-merge?",
+    "heads bultin": "there is no folder bultin; expected",
+    "trace bultin hello": "Nothing is downloaded. Did you mean builtin?",
+    "generate hello --model bultin": "Did you mean builtin?",
+    "quiz more words": "unexpected argument 'more words'.",
+    "steps The quick brown fox": "unexpected argument 'quick brown fox'. Put a text in quotes",
+}
 
 
-def test_a_text_without_quotes_is_explained(capsys):
-    with pytest.raises(SystemExit):
-        main(["steps", "The", "quick", "brown", "fox"])
-    assert 'Put a text in quotes: "The quick brown fox".' in capsys.readouterr().err
+def status_of(arguments):
+    """The exit status of a command, which argparse gives in its own way."""
+    try:
+        return main(arguments)
+    except SystemExit as ended:
+        return ended.code
+
+
+@pytest.mark.parametrize("line", MISTYPED)
+def test_a_mistyped_name_gets_the_usage_of_its_command_and_the_nearest_name(line, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert status_of(line.split()) == 2
+    captured = capsys.readouterr()
+    assert MISTYPED[line] in captured.err
+    assert captured.out == ""
+    usage = re.search(r"usage: (headwise( [a-z]+)?) ", captured.err)
+    assert usage is None or usage[1].split()[1:] == [word for word in line.split()[:1] if word in VERBS]
+    assert (usage is None) != ("option" in MISTYPED[line] or "argument" in MISTYPED[line] or "float3" in line)
+
+
+@pytest.mark.parametrize("verb", ["", "view"])
+def test_help_followed_by_a_command_is_its_help(verb, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["help", *verb.split()])
+    helped = capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0"):
+        main([*verb.split(), "--help"])
+    assert helped == capsys.readouterr().out
+
+
+def test_options_stand_before_between_and_after_other_arguments(capsys):
+    words = ["builtin", "One, two. One, two. One,"]
+    answers = []
+    for line in ([*words, "--new", "2"], [words[0], "--new=2", words[1]], ["--new", "2", *words]):
+        assert main(["trace", *line, "--draws", "1", "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_text_that_begins_with_a_dash_follows_two_dashes(capsys):
+    assert main(["view", "--json", "--", "--modle is not an option"]) == 0
+    assert "".join(json.loads(capsys.readouterr().out)["tokens"][1:]) == "--modle is not an option"
+
+
+TOO_MUCH = {
+    "heads --lengths 100000000000000": "there is not enough memory. Try a shorter text, fewer samples",
+    "heads --seed 99999999999999999999": "argument --seed: 99999999999999999999 is too large; expected at most 9,223,",
+    "heads --lengths ,": "--lengths ',': expected whole numbers separated by commas",
+    "cost --d-model 99999999999999": "Choose a num_heads that divides 99999999999999, such as",
+    "trace builtin hi --methods atention": "no method is called 'atention'. Did you mean attention?",
+}
+
+
+@pytest.mark.parametrize("line", TOO_MUCH)
+def test_values_that_are_too_large_or_no_values_are_refused_in_words(line, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert status_of(line.split()) == 2
+    assert TOO_MUCH[line] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["cost --models", "cost --help"])
+def test_a_closed_pipe_ends_with_success_and_no_words(line):
+    command = [sys.executable, "-m", "headwise", *line.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()  # before anything is written
+        told = process.stderr.read()
+    assert (process.returncode, told) == (0, b"")

@@ -12,6 +12,7 @@ from headwise import load_builtin, view
 from headwise.cli import main
 from headwise.models import builtin
 from headwise.view import View
+from headwise.view.terminal import ASIDE
 from headwise.view.words import described
 
 TEXT = "The captain looked at the sea, and the sea looked at the captain."
@@ -88,7 +89,8 @@ def test_figures_are_the_same_in_python_terminal_and_json(capsys):
     assert main(["view", TEXT, "--no-html"]) == 0
     shown = capsys.readouterr().out
     (line,) = [line for line in shown.splitlines() if line.startswith("  4.2  ")]
-    assert described(result.summaries[4][2]) in line
+    assert described(result.summaries[4][2]).replace(ASIDE, "") in line
+    assert f"other %: {ASIDE.strip(', ')}" in shown
     assert str(result) == shown.rstrip("\n")
 
 
@@ -189,7 +191,8 @@ def test_a_model_that_can_read_no_more_refuses_with_the_numbers(monkeypatch, fol
     model.limit = 7
     monkeypatch.setattr("headwise.cli.view.open_model", lambda name: model)
     assert main(["view", TEXT]) == 2
-    assert "tokens long and the model can read 7. Show its beginning with --tokens 7." in capsys.readouterr().err
+    told = " ".join(capsys.readouterr().err.split())
+    assert "tokens long and the model can read 7. Show its beginning with --tokens 7." in told
     assert main(["view", TEXT, "--tokens", "7"]) == 0
 
 
@@ -211,11 +214,20 @@ def test_of_a_long_text_some_queries_are_looked_at_and_progress_is_told(monkeypa
     assert "numbers from" not in capsys.readouterr().out
 
 
+def test_layers_whose_weights_are_nan_are_named(monkeypatch, capsys):
+    model = builtin.load_builtin()
+    torch.nn.init.constant_(model.gpt.blocks[4].attention.out_proj.weight, float("nan"))
+    monkeypatch.setattr("headwise.cli.view.open_model", lambda name: model)
+    assert main(["view", TEXT, "--no-html"]) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "attention weights of blocks.5.attention (layer 5) and 1 more are NaN" in told
+
+
 def test_a_page_that_cannot_be_written_is_refused_and_leaves_nothing_behind(folder, capsys):
     for path in ("/dev/full", "missing/heads.html", str(folder)):
         assert main(["view", "a sea", "--html", path]) == 2
         told = capsys.readouterr()
-        assert f"--html {path}" in told.err
+        assert f"--html {path}" in " ".join(told.err.split())
         assert told.out == ""
     assert left(folder) == []
     assert not os.path.isfile("/dev/full")  # noqa: PTH113
@@ -233,7 +245,7 @@ def test_a_disk_that_fills_up_leaves_the_old_page(folder, monkeypatch, capsys):
     before = (folder / "heads.html").read_bytes()
     monkeypatch.setattr(Path, "write_text", full)
     assert main(["view", "another sea"]) == 2
-    assert "No space left on device" in capsys.readouterr().err
+    assert "No space left on device" in " ".join(capsys.readouterr().err.split())
     assert (folder / "heads.html").read_bytes() == before
     assert left(folder) == ["heads.html"]
 

@@ -42,6 +42,15 @@ def test_pairs_are_the_largest_weights_further_back(result):
     assert result.pairs(1)[0].weight == pytest.approx(max(weight for _, _, weight in best.values()), abs=1e-5)
 
 
+def test_json_has_the_weight_of_a_pair_and_its_share_of_what_is_left_without_the_first_token(result):
+    found = result.to_dict()["pairs"]
+    assert found
+    for pair in found:
+        row = result.maps[pair["layer"]][0, pair["head"], pair["query"]]
+        assert pair["weight"] == pytest.approx(float(row[pair["key"]]), abs=1e-6)
+        assert pair["weight_without_first"] == pytest.approx(float(row[pair["key"]] / row[1:].sum()), abs=1e-5)
+
+
 def test_the_sentence_counts_what_the_readings_say(result):
     resting = sum("first-token sink" in head.summary.reading for head in result.heads)
     sinks = f"{resting} heads put 30 % or more on the first token"

@@ -6,7 +6,7 @@ import pytest
 
 from headwise import load_builtin, survey
 from headwise.cli import main
-from headwise.study.survey.passages import Passage
+from headwise.study.survey.passages import GAP, Passage
 from headwise.view.survey import drawn_survey, page, quoted, told
 from headwise.view.tokens import wide
 from headwise.weights import Statistic
@@ -58,7 +58,25 @@ def test_a_passage_is_cut_around_its_query_and_its_key():
     words = tuple(f" w{i}" for i in range(20))
     passage = Passage(1.0, 1.0, "file", None, 0, 0, 9, 8, words, tuple(range(20)), (9, 8))
     assert quoted(passage, 24) == "w6 w7{ w8}[ w9] w10 w11"
-    assert quoted(passage, 8) == "{ w8}[ …"
+    assert quoted(passage, 13) == "{ w8}[ w9]"
+
+
+def test_a_query_far_from_its_key_keeps_the_text_around_both():
+    words = tuple(f" w{i}" for i in range(40))
+    passage = Passage(1.0, 1.0, "file", None, 0, 0, 37, 2, words, tuple(range(40)), (37, 2))
+    assert quoted(passage, 34) == "w1{ w2} w3 … w35 w36[ w37] w38 w39"
+    assert quoted(passage, 13) == "{ w2} … [ w…]"  # the marks stay, whatever the room
+    two = Passage(*passage[:8], (*words[:5], GAP, *words[35:]), (*range(5), -1, *range(35, 40)), (8, 2))
+    assert quoted(two, 50) == "w0 w1{ w2} w3 w4 … w35 w36[ w37] w38 w39", "a gap that is there is not doubled"
+
+
+def test_wide_words_of_a_passage_are_counted_as_two_columns():
+    words = tuple("東京は日本の首都です")
+    passage = Passage(1.0, 1.0, "file", None, 0, 0, 9, 0, words, tuple(range(10)), (9, 0))
+    for room in range(11, 30):
+        text = quoted(passage, room)
+        assert wide(text) <= room
+        assert {"{", "[", "]"} <= set(text)
 
 
 def test_the_page_shows_passages_as_text(found):

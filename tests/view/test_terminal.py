@@ -9,6 +9,8 @@ from headwise import AttentionMap, MultiHeadAttention, OptionError, Scoring, cau
 from headwise.view.color import Palette
 from headwise.view.terminal import HEIGHT, drawn, drawn_layer, letters_of
 from headwise.view.tokens import wide
+from headwise.view.words import example, percent
+from headwise.weights.summary import Head, Trait
 
 TEXT = "The captain looked at the sea, and the sea looked at the captain. The captain looked at the sea."
 DEPTHS = (0, 4, 8, 24)
@@ -78,6 +80,26 @@ def test_a_layer_fits_the_width_and_names_every_head(result, size, depth):
         assert any(f"3.{head}" in line for line in lines)
     if size != (40, 12):
         assert len(lines) <= size[1]
+
+
+@pytest.mark.parametrize("depth", [0, 8, 24])
+def test_under_a_picture_stands_all_that_its_head_does_and_what_is_left_out(result, depth):
+    said = " ".join(bare(drawn_layer(result, 5, 160, 40, Palette(depth))).split())
+    for head in result.summaries[5]:
+        first, *rest = head.traits or [Trait("mixed", 0, 0)]
+        assert f"5.{head.head} {first.name.removeprefix('first-token ')}" in said
+        for trait in rest:
+            assert f"rest: {trait.name} {trait.share:.2f}" in said
+    assert sum(len(head.traits) > 1 for head in result.summaries[5]) >= 2
+    assert "the first token is left out; sink: the weight on it" in said
+
+
+def test_the_pictures_of_a_layer_leave_out_the_first_token(result):
+    whole = bare(drawn_layer(result, 5, 160, 60, Palette(0))).splitlines()
+    pictures = whole[3 : next(i for i, line in enumerate(whole) if line.startswith("5.0"))]
+    assert result.maps[5][0, 0, 1:, 0].mean() > 0.3, "a sink, which would be the heaviest column"
+    assert {line[:1] for line in pictures} <= {" ", ""}
+    assert all(line[1:].strip() for line in pictures[1:])
 
 
 def test_many_layers_and_heads_fit_too():
@@ -160,3 +182,18 @@ def test_progress_is_told_layer_by_layer():
     _ = result.summaries
     for stage in ("reading", "counting", "pairing"):
         assert [step for step in told if step[0] == stage] == [(stage, done, 7) for done in range(1, 8)]
+
+
+def test_the_pair_of_a_head_is_its_largest_weight_besides_the_first_token(result):
+    for layer, number in ((4, 2), (5, 4), (1, 6)):
+        weights = result.maps[layer][0, number].clone()
+        weights[:, 0] = 0
+        query, key = divmod(int(weights.argmax()), weights.shape[1])
+        told = example(result, Head(layer, number, result.summaries[layer][number]))
+        assert re.search(rf" {query} → .* {key}: {weights.max():.2f}$", told)
+
+
+def test_only_all_is_a_hundred_percent():
+    assert [percent(share) for share in (1.0, 0.9951, 0.994, 0.5)] == [
+        f"{text}\u00a0%" for text in ("100", "over 99", "99", "50")
+    ]

@@ -3,27 +3,25 @@
 May import every room; nothing imports it.
 """
 
-import argparse
 import errno
 import importlib
 import os
-import shutil
+import re
 import sys
-import textwrap
 import warnings
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NoReturn
 
-from headwise.cli.console import HelpFormatter, print_anywhere
-from headwise.errors import HeadwiseError, printable, suggestion
+from headwise.cli.console import print_anywhere, say
+from headwise.cli.parser import HelpFormatter, Parser
+from headwise.errors import HeadwiseError, nearest
 
 # Every verb and what it does. Its module is imported when it is asked for: most of them need torch.
 VERBS = {
-    "view": "show what every attention head of a model does with a text, in 24 lines and as a page",
+    "view": "show what every attention head of a model does with a text, in the terminal and as a page",
     "serve": "explore attention in the browser: type a text, switch models and heads",
     "survey": "measure every attention head of a model over a whole corpus; run it with torchrun for several processes",
-    "heads": "find the heads of known kinds by experiment: induction, retrieval, previous-token, sinks, ...",
+    "heads": "find the heads of known kinds by experiment: induction, retrieval, previous-token, sinks and more",
     "trace": "trace an answer back to the passages of its prompt, by four methods, and test each by deletion",
     "check": "check the multi-head attention in a file: right, or which mistake is on which line",
     "steps": "walk through attention in ten steps, on your words or on small tensors: shapes, code, reasons, memory",
@@ -36,46 +34,24 @@ VERBS = {
     "tour": "see the ten steps, the fused layer against the reference, and its speed on this machine",
 }
 EXAMPLES = """examples:
-  headwise view "The captain looked at the sea, and the sea looked at the captain."
+  headwise view "To be, or not to be, that is the question."
   headwise check examples/attention.py
   headwise steps "The quick brown fox"
   headwise course
   headwise cost --model gpt2
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what to do about a text that the shell has split into words."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with what is wrong."""
-        left = message.removeprefix("unrecognized arguments: ")
-        if left != message and not left.startswith("-"):
-            message += '\nPut a text in quotes: "The quick brown fox".'
-        super().error(message)
+NO_MEMORY = re.compile("allocate memory|out of memory")  # how torch says it, on a CPU and on a GPU
+CLOSE = 0.7  # how like a command a word must be to mean it rather than an option
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Exit status: 0 success, 1 the checked code is wrong, 2 wrong usage or failure."""
     print_anywhere()
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's; no verb needs NumPy
-    arguments = sys.argv[1:] if arguments is None else arguments
-    verb = next((word for word in arguments if word in VERBS), None)
-    typed = next((word for word in arguments if not word.startswith("-")), None)
-    if verb is None and typed is not None:
-        known = suggestion(typed, VERBS, "headwise --help")
-        print(_told(f"headwise: no verb is called {typed!r}.{known}"), file=sys.stderr)
-        return 2
-    parser = _parser(verb)
-    options = parser.parse_args(arguments)
-    if options.version:
-        print(_version())
-        return 0
-    if options.verb is None:
-        parser.print_help()
-        return 2
+    arguments = _asked_for_help(sys.argv[1:] if arguments is None else list(arguments))
+    typed = next((word for word in arguments if not word.startswith("-")), "")
     try:
-        status = int(options.run(options))
+        status = _run(typed, arguments)
         sys.stdout.flush()  # now, while an error can still be reported
     except BrokenPipeError:  # `headwise ... | head` closed the pipe
         _discard_output()
@@ -83,25 +59,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130  # the shells' status for Ctrl-C
     except HeadwiseError as error:
-        print(_told(f"headwise {options.verb}: {error}"), file=sys.stderr)
+        say(f"headwise {typed}: {error}")
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not NO_MEMORY.search(str(error)):
+            raise
+        say(f"headwise {typed}: there is not enough memory. Try a shorter text, fewer samples or a smaller model.")
         return 2
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT):
             raise
-        print(f"headwise {options.verb}: the output cannot be written: {error.strerror}.", file=sys.stderr)
+        say(f"headwise {typed}: the output cannot be written: {error.strerror}.")
         _discard_output()
         return 2
     return status
 
 
-def _told(message: str) -> str:
-    """A message for standard error, wrapped between words if that is a terminal."""
-    lines = printable(message, lines=True).splitlines()
-    if not sys.stderr.isatty():
-        return "\n".join(lines)
-    width = shutil.get_terminal_size((80, 24)).columns
-    filled = (textwrap.fill(line, width, break_on_hyphens=False, break_long_words=False) for line in lines)
-    return "\n".join(filled)
+def _run(verb: str, arguments: list[str]) -> int:
+    """Run the verb that was typed, or say what else can be typed."""
+    if verb and verb not in VERBS:
+        say(f"headwise: no command is called {verb!r}.{_instead(verb)} All of them: headwise --help.")
+        return 2
+    start = arguments.index(verb) if verb else len(arguments)
+    parser = _program()
+    if parser.read(arguments[:start]).version:
+        print(_version())
+        return 0
+    if not verb:
+        parser.print_help()
+        return 2
+    return int(module_of(verb).run(parser_of(verb).read(arguments[start + 1 :])))
+
+
+def _asked_for_help(arguments: list[str]) -> list[str]:
+    """`help` and `help view` as `--help` and `view --help`."""
+    return [*arguments[1:2], "--help"] if arguments[:1] == ["help"] else arguments
+
+
+def _instead(typed: str) -> str:
+    """What was meant by a command that does not exist: a command, or an option of one, such as `interview`."""
+    found = nearest(typed, VERBS, CLOSE)
+    if found is None:
+        flags = [f"{verb} --{flag}" for verb in VERBS for flag in parser_of(verb).flags() if flag == typed]
+        found = " or ".join(f"headwise {flag}" for flag in flags[:3]) or nearest(typed, VERBS)
+    return "" if found is None else f" Did you mean {found}?"
 
 
 def module_of(verb: str) -> ModuleType:
@@ -109,24 +110,28 @@ def module_of(verb: str) -> ModuleType:
     return importlib.import_module(f"headwise.cli.{verb}")
 
 
-def _parser(asked: str | None) -> argparse.ArgumentParser:
-    """The parser of the command, with the options of the one verb that is asked for."""
+def parser_of(verb: str) -> Parser:
+    """The parser of a verb."""
+    module, summary = module_of(verb), VERBS[verb]
+    described = f"{summary[0].upper()}{summary[1:]}."
+    parser = Parser(f"headwise {verb}", description=described, epilog=module.EXAMPLES, formatter_class=HelpFormatter)
+    module.add_arguments(parser)
+    return parser
+
+
+def _program() -> Parser:
+    """The parser of what comes before a verb."""
     parser = Parser(
         prog="headwise",
-        description="Multi-head attention you can read, run and see.\n`headwise VERB --help` explains a verb.",
+        usage="headwise [-h] [--version] COMMAND ...",
+        description="Multi-head attention you can read, run and see.\n`headwise COMMAND --help` explains a command.",
         epilog=EXAMPLES,
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="show the versions of headwise and torch, then exit")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    for name, summary in VERBS.items():
-        described = textwrap.fill(summary, 79)
-        verb = verbs.add_parser(name, help=summary, description=described, formatter_class=HelpFormatter)
-        if name == asked:
-            module = module_of(name)
-            verb.epilog = module.EXAMPLES
-            module.add_arguments(verb)
-            verb.set_defaults(run=module.run)
+    commands = parser.add_argument_group("commands")
+    for name, summary in VERBS.items():  # for the help: arguments from a verb on are read by its own parser
+        commands.add_argument(name, nargs="?", help=summary)
     return parser
 
 

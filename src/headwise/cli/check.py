@@ -1,22 +1,23 @@
 """`headwise check`: checks anyone's multi-head attention and names the mistake."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from headwise.check import sandbox
 from headwise.check.mistakes import MISTAKES
 from headwise.check.report import LABEL, WORDS, Report, wrapped
-from headwise.cli.console import add_json, console, late_status, print_json
+from headwise.cli.console import add_json, console, late_status, print_json, rich, say
 
 EXAMPLES = """examples:
   headwise check --list
   headwise check examples/attention.py
   headwise check examples/attention.py --name MultiHeadAttention --json
   headwise check examples/attention.py --form interview
-  headwise check examples/attention.py --against examples/attention.py:MultiHeadAttention --solution
-  headwise check examples/attention.py --build "MultiHeadAttention(E, H)" --call "m(q, k, v, mask)"
+  headwise check examples/attention.py --solution \\
+    --against examples/attention.py:MultiHeadAttention
+  headwise check examples/attention.py --call "m(q, k, v, mask)" \\
+    --build "MultiHeadAttention(E, H)"
 """
 ASSIGNMENTS = ("course", "book", "homework", "interview", "handbook")
 COLORS = {
@@ -63,10 +64,10 @@ def run(options: argparse.Namespace) -> int:
     if options.list:
         return listed(options.json)
     if options.file is None:
-        print("headwise check: no file given. Try: headwise check attention.py", file=sys.stderr)
+        say("headwise check: no file given. Try: headwise check attention.py")
         return 2
     if not options.file.is_file():
-        print(f"headwise check: {_missing(options.file)}", file=sys.stderr)
+        say(f"headwise check: {_missing(options.file)}")
         return 2
     with late_status() as progress:
         report = sandbox.run(
@@ -99,8 +100,7 @@ def _missing(path: Path) -> str:
 def show(report: Report) -> None:
     """Print the report, with the first word of each line in color."""
     out = console()
-    width = out.width if out.is_terminal else sys.maxsize  # a pipe gets whole lines, for grep
-    for line in (part for whole in report.lines() for part in wrapped(whole, width)):
+    for line in (part for whole in report.lines() for part in wrapped(whole, out.width)):
         out.print(_colored(line), soft_wrap=True)
     if report.solution:
         out.print()
@@ -122,6 +122,8 @@ def listed(as_json: bool) -> int:
     if as_json:
         print_json([mistake._asdict() for mistake in MISTAKES.values()])
         return 0
+    rows = rich("table").Table.grid(padding=(0, 1, 0, 0))
     for mistake in MISTAKES.values():
-        print(f"{mistake.name:<22} {mistake.severity:<8} {mistake.title}")
+        rows.add_row(mistake.name, mistake.severity, mistake.title)
+    console().print(rows)
     return 0

@@ -7,15 +7,18 @@ import io
 import json
 import math
 import os
+import re
 import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
+from unicodedata import east_asian_width
 
 from headwise.errors import OptionError, need, printable
 
+SECOND = "\x00"  # stands for the second column of a wide character, since `textwrap` counts characters
 MODEL_HELP = "builtin, or a model folder, from transformers or examples/train_gpt.py"
 
 
@@ -24,12 +27,27 @@ def rich(module: str) -> Any:
     return need(f"rich.{module}", "terminal", "tables in the terminal")
 
 
+def columns(stream: TextIO, otherwise: int) -> int:
+    """The width of a stream: what COLUMNS says, or that of its terminal, or `otherwise`."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or otherwise
+    except (OSError, ValueError):  # a pipe, a file, or a stream in memory
+        return otherwise
+
+
 def console() -> Any:
     """A `rich.console.Console`. Without a terminal it prints plain text, as wide as COLUMNS says, or 100 columns."""
-    made = rich("console").Console(highlight=False)
-    if made.is_terminal or os.environ.get("COLUMNS", "").isdecimal():
-        return made
-    return rich("console").Console(highlight=False, width=100)
+    made = rich("console").Console(highlight=False, width=columns(sys.stdout, 100))
+    made.on_broken_pipe = _raise_again
+    return made
+
+
+def _raise_again() -> NoReturn:
+    """Let `main` handle a closed pipe; rich would end the program with status 1."""
+    raise
 
 
 def table(*columns: str, lines: bool = False, right: Iterable[str] = (), whole: Iterable[str] = ()) -> Any:
@@ -50,7 +68,8 @@ def print_json(data: object) -> None:
 def status(text: str) -> None:
     """Replace the current line of the terminal; nothing is printed if standard error is not a terminal."""
     if sys.stderr.isatty():
-        print(f"\r\033[K{printable(text)}", end="", file=sys.stderr, flush=True)  # the escape sequence clears the line
+        line = filled(printable(text), columns(sys.stderr, 80) - 1).partition("\n")[0]  # a second line would stay
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)  # the escape sequence clears the line
 
 
 @contextlib.contextmanager
@@ -82,22 +101,28 @@ def late_status(seconds: float = 2.0) -> Iterator[Callable[[str], None]]:
 
 
 def say(text: str) -> None:
-    """Print a line on standard error, in place of the current status."""
+    """Print a message on standard error, in place of the current status; a pipe gets whole lines, for grep."""
     status("")
-    print(printable(text, lines=True), file=sys.stderr, flush=True)
+    print(filled(printable(text, lines=True), columns(sys.stderr, sys.maxsize)), file=sys.stderr, flush=True)
 
 
 def paragraph(text: str, indent: str = "") -> None:
     """Print a paragraph in at most 78 columns."""
-    filled = textwrap.fill(
-        printable(text),
-        78,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-    print(filled)
+    print(filled(f"{indent}{printable(text)}", min(78, columns(sys.stdout, 78))))
+
+
+def filled(text: str, width: int) -> str:
+    """Every line of a text broken between words into lines of at most so many columns, each indented like the first."""
+    return "\n".join(_filled(line, width) for line in text.split("\n"))
+
+
+def _filled(line: str, width: int) -> str:
+    indent = line[: len(line) - len(line.lstrip(" "))]
+    doubled = re.sub(r"\S", lambda letter: letter[0] + SECOND * (east_asian_width(letter[0]) in "WF"), line)
+    has_wide = SECOND in doubled  # then a long word may be broken, also between the columns of a wide character
+    return textwrap.fill(
+        doubled, width - has_wide, subsequent_indent=indent, break_on_hyphens=False, break_long_words=has_wide
+    ).replace(SECOND, "")
 
 
 def can_ask() -> bool:
@@ -152,15 +177,6 @@ def check_file(option: str, path: Path | None) -> None:
         raise OptionError(f"{option} {path}: there is no folder {path.parent}. Name a file in a folder that exists.")
     if not os.access(path.parent, os.W_OK):
         raise OptionError(f"{option} {path}: the folder {path.parent} cannot be written to. Name another one.")
-
-
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Leaves the examples as they are written, and adds each option's default to its help."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False, argparse.SUPPRESS, []):
-            return action.help
-        return f"{action.help} (default: {action.default})"
 
 
 def add_json(parser: argparse._ActionsContainer, instead: str = "tables") -> None:

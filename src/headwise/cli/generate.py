@@ -9,7 +9,7 @@ from headwise.models import load, load_builtin
 
 EXAMPLES = """examples:
   headwise generate "Once upon a time" --tokens 20
-  headwise generate "The captain" --temperature 0.7 --top-p 0.9 --seed 1 --tokens 20
+  headwise generate "The captain" --temperature 0.7 --top-p 0.9 --seed 1
   headwise generate "It was" --temperature 0 --tokens 10 --json
 """
 

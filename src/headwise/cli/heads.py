@@ -18,16 +18,21 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
     parser.add_argument("model", nargs="?", default="builtin", help=MODEL_HELP)
-    parser.add_argument("--samples", type=int, default=12, metavar="N", help="random texts, for the intervals")
     parser.add_argument(
-        "--length", type=int, default=32, metavar="N", help="random tokens in a text, which repeats them"
+        "--samples", type=int, default=12, metavar="N", help="how many random texts; more give narrower intervals"
     )
     parser.add_argument(
-        "--lengths", default="64,128,256", metavar="N,N,...", help="tokens of the texts in which needles are hidden"
+        "--length", type=int, default=32, metavar="N", help="random tokens in a text, which are then repeated"
+    )
+    parser.add_argument(
+        "--lengths",
+        default="64,128,256",
+        metavar="N,N,...",
+        help='tokens of the texts in which needles are hidden; "" hides none',
     )
     parser.add_argument("--file", type=Path, help="hide needles in this text instead of random tokens")
     parser.add_argument("--count", type=int, default=3, metavar="N", help="heads of each kind to print")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random texts")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed")
     add_json(parser, "a table")
 
 
@@ -52,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",") if part]
-    except ValueError as error:
-        raise OptionError(f"--lengths {text}: expected whole numbers separated by commas, such as 64,128.") from error
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isdecimal() for part in parts):
+        raise OptionError(f"--lengths {text!r}: expected whole numbers separated by commas, such as 64,128.")
+    return [int(part) for part in parts]

@@ -86,15 +86,15 @@ def show(checkpoint: Checkpoint, tokens: int) -> None:
     layouts = ", ".join(dict.fromkeys(layer.layout for layer in checkpoint.layers))
     dtypes = ", ".join(dict.fromkeys(str(layer.dtype).removeprefix("torch.") for layer in checkpoint.layers))
     out.print(
-        f"\n{len(checkpoint.layers)} attention layers, {parameters:,} parameters, {dtypes}; cache {cache} per {of}"
+        f"\n{len(checkpoint.layers)} attention layer{'s' * (len(checkpoint.layers) != 1)}, {parameters:,} parameters, "
+        f"{dtypes}; cache {cache} per {of}"
     )
     out.print(f"layout: {layouts}")
     for problem in dict.fromkeys(layer.problem for layer in checkpoint.layers if layer.problem):
         names = [layer.name for layer in checkpoint.layers if layer.problem == problem]
-        out.print(
-            f"\n{printable(names[0])}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: ", end="", markup=False
-        )
-        out.print(printable(problem.splitlines()[0]).replace("Pass num_heads=.", "Pass --heads."), markup=False)
+        which = f"{printable(names[0])}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+        cure = printable(problem.splitlines()[0]).replace("Pass num_heads=.", "Pass --heads.")
+        out.print(f"\n{which}: {cure}", markup=False)
 
 
 def alike(layers: Sequence[AttentionLayer]) -> list[list[AttentionLayer]]:

@@ -14,13 +14,17 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
-    parser.add_argument("--model", action="append", help=f"{MODEL_HELP}; repeat for several (default: builtin)")
-    parser.add_argument("--port", type=int, default=8765, metavar="N", help="port; 0 picks a free one")
+    parser.add_argument("--model", action="append", help=f"{MODEL_HELP}; may be repeated (default: builtin)")
+    parser.add_argument("--port", type=int, default=8765, metavar="N", help="port; 0 takes a free one")
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="address; 127.0.0.1 is this computer only"
     )
     parser.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME", help="host name to accept; repeat for several"
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="also accept requests to this host name; may be repeated",
     )
     parser.add_argument("--max-tokens", type=int, metavar="N", help="the longest text in tokens (default: 32768)")
     parser.add_argument("--max-bytes", type=int, metavar="N", help="the largest request in bytes (default: 4194304)")

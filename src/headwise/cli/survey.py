@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from headwise.cli.console import MODEL_HELP, add_json, check_at_least_one, check_file, print_json, write_file
+from headwise.cli.console import MODEL_HELP, add_json, check_at_least_one, check_file, print_json, say, write_file
 from headwise.errors import OptionError, printable
 from headwise.models import open_model
 from headwise.study.survey.job import SurveyJob, processes_from_environment
@@ -20,7 +20,8 @@ from headwise.view.survey import drawn_survey, page
 EXAMPLES = """examples:
   headwise survey texts --context 128
   headwise survey texts corpus.jsonl --out survey.json --resume
-  headwise survey corpus.jsonl --column text --out survey.parquet --html survey.html --batch 4
+  headwise survey corpus.jsonl --column text --out survey.parquet --batch 4
+  headwise survey texts --html survey.html
   headwise survey texts --by value --importance --evidence 5
 """
 SKIPPED = 3  # exit status if some documents could not be read
@@ -54,9 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE.py:NAME",
-        help="your own statistic; the option may be repeated; it runs the Python file that you name",
+        help="also measure a statistic of your own; runs that Python file; may be repeated",
     )
-    parser.add_argument("--importance", action="store_true", help="how much the loss depends on each head, by gradient")
+    parser.add_argument("--importance", action="store_true", help="also measure how much the loss depends on each head")
     parser.add_argument(
         "--evidence", type=int, default=PASSAGES, metavar="N", help="passages to keep per head and number; 0 keeps none"
     )
@@ -93,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     count = max(found.counts["skipped"], len(found.skipped))
     lost = f"{many(count, 'document')} {'was' if count == 1 else 'were'} skipped"
-    print(f"done; {lost}, so the exit status is {SKIPPED} (--allow-skips: 0)", file=sys.stderr)
+    say(f"done; {lost}, so the exit status is {SKIPPED} (--allow-skips: 0)")
     return SKIPPED
 
 

@@ -21,7 +21,7 @@ from headwise.cli.console import (
     text_file,
     write_file,
 )
-from headwise.errors import OptionError, printable
+from headwise.errors import OptionError, printable, suggestion
 from headwise.models import open_model
 from headwise.models.gpt import GPT
 from headwise.models.text_model import TextModel
@@ -29,25 +29,26 @@ from headwise.study.trace import METHODS, trace, words_of
 from headwise.view.traced import trace_page
 
 EXAMPLES = """examples:
-  headwise trace builtin "The dog was named Barnaby. The sea was calm. The sun was low. He called his dog, Barnaby" --answer Barnaby
+  headwise trace builtin --answer Barnaby \\
+    "The dog was named Barnaby. The sea was calm. He called his dog, Barnaby"
   headwise trace builtin --file texts/sea.txt --new 8 --html trace.html
-  headwise trace builtin "One, two, three, four. One, two, three, four. One, two," --new 4 --draws 2 --json
-"""  # noqa: E501 - a command is one line
+  headwise trace builtin "One, two, three. One, two, three. One," --new 4 --json
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
     parser.add_argument("model", help=MODEL_HELP)
-    parser.add_argument("text", nargs="?", help="the prompt, with the answer unless --new; - reads standard input")
+    parser.add_argument("text", nargs="?", help="the prompt, and with --answer also the answer; - reads standard input")
     parser.add_argument("--file", type=Path, help="read the text from a file")
     answer = parser.add_mutually_exclusive_group()
     answer.add_argument("--answer", metavar="SPAN", help="words of the text (last occurrence), or tokens START:STOP")
     answer.add_argument(
         "--new", type=int, metavar="N", help="let the model generate an answer of N tokens (default: 8)"
     )
-    parser.add_argument("--methods", default=",".join(METHODS), metavar="A,B", help="which methods")
+    parser.add_argument("--methods", default=",".join(METHODS), metavar="A,B", help="methods to compare")
     parser.add_argument("--draws", type=int, default=8, metavar="N", help="random deletions to compare with")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random deletions")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of the deletions")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the text, shaded by every method")
     add_json(parser, "a table")
 
@@ -67,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         tokens, answer = _generated(model, tokens, 8 if options.new is None else options.new)
     else:
         answer = _span(model, tokens, options.answer)
-    methods = [word for word in options.methods.split(",") if word]
+    methods = _methods(options.methods)
     found = trace(model, tokens, answer, methods=methods, draws=options.draws, seed=options.seed)
     if options.json:
         print_json({"model": model.name, **found.to_json()})
@@ -76,6 +77,14 @@ def run(options: argparse.Namespace) -> int:
     if options.html is not None:
         write_file("--html", options.html, trace_page(found, model.name))
     return 0
+
+
+def _methods(names: str) -> list[str]:
+    methods = [name.strip() for name in names.split(",")]
+    for name in methods:
+        if name not in METHODS:
+            raise OptionError(f"--methods: no method is called {name!r}.{suggestion(name, METHODS)}")
+    return methods
 
 
 def _text(options: argparse.Namespace) -> str:
@@ -89,6 +98,14 @@ def _text(options: argparse.Namespace) -> str:
 def _generated(model: TextModel, tokens: Tensor, count: int) -> tuple[Tensor, tuple[int, int]]:
     """The tokens with the likeliest continuation, and where that is."""
     check_at_least_one("--new", count)
+    given, limit = tokens.shape[1], model.limit
+    if limit is not None and given + count > limit:
+        raise OptionError(
+            f"--new {count}: the text is {given} tokens long and the model can read {limit}. "
+            f"Pass --new {limit - given}, or a shorter text."
+            if given < limit
+            else f"the text is {given} tokens long and the model can read {limit}. Pass a shorter text."
+        )
     module: Any = model.module
     if isinstance(module, GPT):
         whole = _continued(module, tokens, count)

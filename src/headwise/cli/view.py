@@ -1,6 +1,7 @@
 """`headwise view`: what every attention head does with a text."""
 
 import argparse
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -19,10 +20,10 @@ from headwise.view.screen import MapScreen, printed, show
 from headwise.view.terminal import drawn, drawn_layer
 
 EXAMPLES = """examples:
-  headwise view "The captain looked at the sea, and the sea looked at the captain."
+  headwise view "To be, or not to be, that is the question."
   headwise view "To be, or not to be, that is the question." --layer 3 --plain
   headwise view "To be, or not to be, that is the question." --head 3.0
-  headwise view "Once upon a time" --html once.html
+  headwise view --file texts/sea.txt --tokens 100 --html sea.html
   headwise view "Once upon a time" --html once.html --importance
   headwise view "Once upon a time" --json
 """
@@ -41,19 +42,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, metavar="N", help="use only the first N tokens")
     parser.add_argument("--model", default="builtin", help=MODEL_HELP)
     parser.add_argument("--layer", type=int, metavar="N", help="show only this layer, with larger pictures")
-    parser.add_argument("--head", type=_place, metavar="L.H", help="explore one head full screen: head H of layer L")
+    parser.add_argument(
+        "--head", type=_place, metavar="L.H", help="explore one head on the full screen, such as 3.5: layer 3, head 5"
+    )
     parser.add_argument("--html", type=Path, metavar="PATH", help=f"path of the page (default: {PAGE})")
     parser.add_argument("--no-html", action="store_true", help="do not write a page")
     parser.add_argument(
         "--importance",
         action="store_true",
-        help="measure how much the loss depends on each head, and color the page by it",
+        help="also measure how much the loss depends on each head; the page is colored by it",
     )
     parser.add_argument(
-        "--values", action="store_true", help="show what the weights carry, too (done anyway up to 1,024 tokens)"
+        "--values", action="store_true", help="also show what the weights carry (always done up to 1,024 tokens)"
     )
-    parser.add_argument("--exact", action="store_true", help=f"use every query, not {QUERIES}, above {LONG:,} tokens")
-    parser.add_argument("--plain", action="store_true", help="plain text, without colors or keyboard control")
+    parser.add_argument(
+        "--exact", action="store_true", help=f"use every query; by default, {QUERIES} of more than {LONG:,}"
+    )
+    parser.add_argument("--plain", action="store_true", help="plain text, without colors or a full screen")
     add_json(parser, "pictures")
 
 
@@ -63,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
     text = read(options)
     model = open_model(options.model)
     sight = _look(model, _tokens(model, text, options), options)
+    _warn_of_nan(sight)
     if options.json:
         print_json(_data(sight, options))
     elif options.head is not None:
@@ -155,6 +161,18 @@ def _look(model: TextModel, ids: Tensor, options: argparse.Namespace) -> View:
         _ = sight.summaries
         _say(f"{count:,} tokens read.")
     return sight
+
+
+def _warn_of_nan(sight: View) -> None:
+    """Say which layers have weights that are not numbers; their heads would only seem to have no pattern."""
+    broken = [
+        layer
+        for layer, heads in enumerate(sight.summaries)
+        if any(math.isnan(number) for head in heads for number in head.numbers.values())
+    ]
+    if broken:
+        first = f"{sight.names[broken[0]]} (layer {broken[0]})" + (f" and {len(broken) - 1} more" if broken[1:] else "")
+        _say(f"attention weights of {first} are NaN: the model computes numbers that are not finite from there on.")
 
 
 def _progress(stage: str, done: int, of: int) -> None:

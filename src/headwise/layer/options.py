@@ -317,10 +317,13 @@ class Widths(NamedTuple):
         return self._replace(d_out=width)
 
 
+FURTHEST = 4096  # from the number of heads given, a better one is not looked for
+
+
 def check_heads_divide(d_model: int, num_heads: int) -> None:
     """Raise unless `num_heads` divides `d_model`."""
     if d_model % num_heads:
-        divisors = [n for n in range(1, d_model + 1) if d_model % n == 0]
+        divisors = [n for n in range(1, min(d_model, num_heads + FURTHEST) + 1) if d_model % n == 0]
         near = sorted(sorted(divisors, key=lambda n: abs(n - num_heads))[:3])
         raise HeadCountError(
             f"d_model={d_model} cannot be cut into num_heads={num_heads} equal heads ({d_model} / {num_heads} = "

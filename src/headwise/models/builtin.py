@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from headwise.errors import CheckpointError, need
+from headwise.errors import CheckpointError, nearest, need
 from headwise.models.gpt import GPT, GPTConfig
 from headwise.models.text_model import TextModel, TokenCodec
 
@@ -90,6 +90,14 @@ def load_builtin(device: torch.device | str = "cpu", dtype: torch.dtype = torch.
     return load(FOLDER, device, dtype, CHECKSUMS)
 
 
+def no_folder(folder: Path, expected: str) -> CheckpointError:
+    """The error for a model that is not there, which names one that is spelled like it: built in or beside it."""
+    beside = folder.parent.glob("*/") if folder.parent.is_dir() else ()
+    models = [str(one) for one in beside if any((one / name).is_file() for name in ("config.json", WEIGHTS))]
+    near = nearest(str(folder), ["builtin", *models])
+    return CheckpointError(f"there is no folder {folder}; {expected}." + (f" Did you mean {near}?" if near else ""))
+
+
 def load(
     folder: str | Path,
     device: torch.device | str = "cpu",
@@ -106,7 +114,7 @@ def load(
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise CheckpointError(f"there is no folder {folder}; expected one that examples/train_gpt.py wrote.")
+        raise no_folder(folder, "expected one that examples/train_gpt.py wrote")
     safetensors = need("safetensors", "builtin", "the built-in model and models like it")
     tokenizers = need("tokenizers", "builtin", "the built-in model and models like it")
     for name in CHECKSUMS:

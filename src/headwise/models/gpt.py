@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.errors import OptionError, ShapeError
+from headwise.errors import HeadwiseError, OptionError, ShapeError
 from headwise.layer import MultiHeadAttention
 from headwise.layer.cache import KVCache
 from headwise.layer.positions import rotary
@@ -245,6 +245,8 @@ class Sampler:
 
     def __call__(self, logits: Tensor) -> int:
         """The sampled token."""
+        if bool(logits.isnan().any()):
+            raise HeadwiseError("the model gives NaN for the next token; its weights may be damaged.")
         if self.temperature == 0:
             return int(logits.argmax())
         return int(torch.multinomial(self.probabilities(logits), 1, generator=self.generator))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from headwise.errors import CheckpointError, HeadwiseError, OptionError, need
-from headwise.models.builtin import WEIGHTS, load, load_builtin
+from headwise.models.builtin import WEIGHTS, load, load_builtin, no_folder
 from headwise.models.files import TENSOR_SUFFIXES, open_tensors, refuse_gguf, weights_in
 from headwise.models.text_model import TextModel, TokenCodec
 
@@ -92,7 +92,7 @@ def _open_path(path: str | Path, device: torch.device | str, dtype: torch.dtype 
     if folder.is_file():
         folder = _folder_of(folder)
     if not folder.is_dir():
-        raise CheckpointError(f"there is no folder {folder}; {EXPECTED}.")
+        raise no_folder(folder, EXPECTED)
     if (folder / "config.json").is_file():
         return _open_transformers(folder, device, dtype, part)
     if not (folder / WEIGHTS).is_file():

@@ -225,8 +225,13 @@ class View:
                 }
                 for layer, (name, summary) in enumerate(zip(self.names, self.summaries, strict=True))
             ],
-            "pairs": [pair._asdict() for pair in self.pairs()],
+            "pairs": [pair._asdict() | {"weight_without_first": self._without_first(pair)} for pair in self.pairs()],
         }
+
+    def _without_first(self, pair: Pair) -> float:
+        """The weight of a pair as a share of what is left without the first token."""
+        row = self.maps[pair.layer].select(heads=[pair.head], rows=[pair.query])
+        return pair.weight / max(1 - float(row.mass(sink(1))), pair.weight)
 
     def plot(self, layer: int, head: int | Sequence[int] | None = None, **options: Any) -> Any:
         """The heads of one `layer` as matplotlib axes, labelled with the tokens.

@@ -1,12 +1,13 @@
 """A survey as text for a terminal, and as one self-contained HTML page without scripts."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from html import escape
 from string import Template
 
 from headwise.errors import printable
 from headwise.study.survey.measures import PEAK
-from headwise.study.survey.passages import Passage
+from headwise.study.survey.passages import GAP, Passage
 from headwise.study.survey.result import NUMBER_OF, Survey, SurveyedHead
 from headwise.view.static_page import static_page
 from headwise.view.terminal import CAPITAL, KIND_LETTERS, LEGEND, letter, wrapped
@@ -75,7 +76,7 @@ def drawn_survey(survey: Survey, width: int, *, every_head: bool = False) -> str
     if survey.heads:
         heads = survey.placed if every_head else survey.clearest()
         lines += ["", *_letters(survey, width), "", *_table(survey, heads, width), *_strongest(survey, heads, width)]
-    return "\n".join([*lines, *_skipped(survey)])
+    return "\n".join([*lines, *_skipped(survey, width)])
 
 
 def told(parts: Sequence[str], width: int, separator: str = " · ") -> list[str]:
@@ -137,28 +138,45 @@ def _strongest(survey: Survey, heads: Sequence[Head], width: int) -> list[str]:
     lines = [f"{head.place:>5}  {best[0].score:.2f}  {quoted(best[0], width - 13)}" for head, best in found if best]
     if not lines:
         return []
-    return ["", *told(["strongest passage of each", "the token in [] attends to the one in {}"], width), *lines]
+    number = f"the number: {WHAT[survey.settings['by']]} on what it is named for, or else its largest"
+    about = ["strongest passage of each", "the token in [] attends to the one in {}", f"{number}, first token aside"]
+    return ["", *told(about, width), *lines]
 
 
 def quoted(passage: Passage, room: int) -> str:
-    """As much of a passage as there is room for around its query and its key."""
-    words = [readable(word) for word in passage.words]
+    """A passage with its query in [] and its key in {}, and as much text around both as there is room for."""
+    words, most = [readable(word) for word in passage.words], max(1, (room - wide(GAP)) // 2 - 2)
     query, key = passage.marks
-    words[key] = f"{{{words[key]}}}"
-    words[query] = f"[{words[query]}]"
-    start, stop = min(query, key), max(query, key) + 1
-    while stop - start < len(words):
-        wider = max(0, start - 1), min(len(words), stop + 1)
-        if wide("".join(words[slice(*wider)])) > room:
+    words[key] = f"{{{cut(words[key], most)}}}"
+    words[query] = f"[{cut(words[query], most)}]"
+    shown = {query, key}
+    for place in _outward(passage.marks, len(words)):
+        if words[place] == GAP:
+            continue
+        if wide(_with_gaps(words, shown | {place})) > room:
             break
-        start, stop = wider
-    return cut("".join(words[start:stop]).strip(), room)
+        shown.add(place)
+    return cut(_with_gaps(words, shown), room)
 
 
-def _skipped(survey: Survey) -> list[str]:
+def _outward(marks: tuple[int, int], count: int) -> Iterator[int]:
+    """The places around two marks, the nearest first."""
+    near = (mark + step for far in range(1, count) for mark in marks for step in (-far, far))
+    return (place for place in near if 0 <= place < count)
+
+
+def _with_gaps(words: Sequence[str], shown: Collection[int]) -> str:
+    """The words at these places, with a sign for those left out between them."""
+    parts = [words[place] if place - 1 in shown else f"{GAP}{words[place].lstrip()}" for place in sorted(shown)]
+    return "".join(parts).removeprefix(GAP).strip()
+
+
+def _skipped(survey: Survey, width: int) -> list[str]:
     if not survey.skipped:
         return []
-    lines = [printable(f"{bad.place}: {bad.reason}") for bad in survey.skipped[:NAMED]]
+    named = (printable(f"{bad.place}: {bad.reason}") for bad in survey.skipped[:NAMED])
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)  # a path can be copied
+    lines = [line for one in named for line in wrapper.wrap(one)]
     more = len(survey.skipped) - NAMED
     return ["", "skipped:", *lines, *([f"and {more:,} more, which the saved result lists"] if more > 0 else [])]
 

@@ -1,14 +1,15 @@
 """A view as text: the clearest heads large, with words, then all heads as colored cells."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 
 from headwise.errors import printable
 from headwise.masks.probes import sink
-from headwise.view.color import Palette
+from headwise.view.color import LETTERS, Palette
 from headwise.view.result import View
 from headwise.view.tokens import cut, fill, shown, wide
-from headwise.view.words import described, example
-from headwise.weights.summary import FIRST_SINK, MIXED, ON_FIRST, READINGS, Head, HeadSummary
+from headwise.view.words import PAIR, described, example
+from headwise.weights.summary import FIRST_SINK, MIXED, ON_FIRST, READINGS, Head, HeadSummary, second_of
 
 HEIGHT = 24  # lines of a terminal; one is for the path of the page, one for the prompt
 # What a head does, in one letter: "c" for a copy of the same token and "w" for a sink on a word, since "s" is a sink;
@@ -22,9 +23,12 @@ TALL = 32  # lines of a terminal that has room for more
 LEAST, MOST = 12, 32  # columns of a large picture
 LEGEND = "   "  # between entries, since a dot is an entry of its own
 CAPITAL = f"s and capitals: {ON_FIRST}"
-PAIR = "strongest, without first token"
+LEFT_OUT = "the first token is left out"  # of pictures, shares and examples, said once
+ASIDE = ", first token aside"  # how `described` says it of a share
+NO_PATTERN = "No head has a clear pattern in this text; a longer one may show some."
 LISTED = 12  # heads in a table without colors
 LARGEST = 24  # columns of a picture in the view of one layer
+NARROWEST = 15  # columns of a picture and what is said under it
 
 
 def drawn(view: View, width: int, palette: Palette, height: int = HEIGHT) -> str:
@@ -57,19 +61,25 @@ def _large(view: View, width: int, room: int, palette: Palette) -> list[str]:
     down = max(1, (room + 1) // (tall + SAID + 2))
     size = (width + 3) // across - 3
     heads = [head for head in _distinct(view) if head.trait][: across * down]
+    if not heads:
+        return [NO_PATTERN, ""]
     lines: list[str] = []
     for start in range(0, len(heads), across):
         blocks = [_block(view, head, side, size, palette) for head in heads[start : start + across]]
         lines += [""] * (start > 0)
         lines += ["   ".join(row).rstrip(" ") for row in zip(*blocks, strict=True)]
-    return [*lines, palette.faint(cut(_read_as(view, side), width))]
+    return [*lines, palette.faint(cut(f"{_read_as(view, side, side)} · {LEFT_OUT}", width))]
 
 
-def _read_as(view: View, side: int) -> str:
-    """How to read the large pictures, in one line."""
-    tall, wide = (max(1, round(size / side)) for size in (view.T, view.S))
-    squeezed = f", about {tall} × {wide} tokens a cell" if max(view.T, view.S) > side else ""
-    return f"rows attend to columns, without the first token{squeezed}"
+def _read_as(view: View, rows: int, cols: int) -> str:
+    """How to read pictures of at most so many rows and columns."""
+    down, across = view.T / rows, view.S / cols
+    squeezed = f", {_rounded(down)} × {_rounded(across)} tokens a cell" if max(down, across) > 1 else ""
+    return f"rows attend to columns{squeezed}"
+
+
+def _rounded(number: float) -> str:
+    return f"{max(1.0, number):.{0 if number >= 10 else 1}f}".removesuffix(".0")
 
 
 def _distinct(view: View) -> list[Head]:
@@ -88,7 +98,7 @@ def _block(view: View, head: Head, side: int, size: int, palette: Palette) -> li
     rows, cols = min(side, view.T), min(side, view.S)
     weights = view.sampled[head.layer].select(heads=[_index(view, head)])
     picture = weights.without(sink(1)).pooled(rows, cols)[0, 0]
-    about = described(head.summary)
+    about = described(head.summary).replace(ASIDE, "")
     told = wrapped(f"{about}, e.g. {example(view, head)}".split(" "), size, " ")
     if len(told) > SAID:
         told = wrapped(about.split(" "), size, " ")
@@ -114,16 +124,16 @@ def _listed(view: View, width: int, most: int) -> list[str]:
     """The clearest heads as a table: name, what it does, and its strongest pair of words."""
     heads = [head for head in _distinct(view) if head.trait][: min(max(1, most), LISTED)]
     pairs = [example(view, head) for head in heads]
-    size = min(max(map(wide, [PAIR, *pairs])), max(16, 2 * width // 5))
+    size = min(max(map(wide, [PAIR, *pairs])), max(16, 2 * width // 5 + 1))
     room = width - size - 9  # for what a head does, which is wrapped: its end often says most
-    lines = [f"{'head':>5}  {fill('what it does', room)}  {cut(PAIR, size)}".rstrip()]
+    lines = [f"{'head':>5}  {fill(f'what it does{ASIDE}', room)}  {cut(PAIR, size)}".rstrip()]
     for head, pair in zip(heads, pairs, strict=True):
-        first, *rest = wrapped(described(head.summary).split(" "), room, " ")
+        first, *rest = wrapped(described(head.summary).replace(ASIDE, "").split(" "), room, " ")
         if len(lines) > max(1, most - len(rest)):
             continue  # a later one may need fewer lines
         lines.append(f"{head.place:>5}  {fill(first, room)}  {cut(pair, size)}".rstrip())
         lines += [f"{'':>5}  {line}" for line in rest]
-    return lines if heads else ["no head has a clear pattern in this text"]
+    return lines if heads else [NO_PATTERN]
 
 
 class Cells:
@@ -173,14 +183,13 @@ class Cells:
 
     def _legend(self) -> list[str]:
         kinds = [f"{sign} {kind}" for kind, sign in self.letters.items()]
-        more = [CAPITAL]
-        more += (
-            ["more color: more clearly"] if self.palette.depth else ["pairs: of what is left without the first token"]
-        )
+        sinks = any(trait.name == FIRST_SINK for head in self.view.heads for trait in head.summary.traits)
+        more = [CAPITAL] * sinks
+        more += ["more color: more clearly"] if self.palette.depth else [f"other %: {ASIDE.strip(', ')}"]
         hidden = max(len(summary) for summary in self.view.summaries) - self.shown
         more += [f"{hidden} more heads per layer"] if hidden else []
         axes = ["rows: layers", "columns: heads"] if self._numbers() else ["rows: layers"]
-        return wrapped([*axes, *kinds, *more], self.width, LEGEND)[:3]
+        return wrapped([*axes, *kinds, *more], self.width, LEGEND)[: 3 if self.palette.depth else 4]
 
 
 def letters_of(kinds: Iterable[str]) -> dict[str, str]:
@@ -193,37 +202,52 @@ def letters_of(kinds: Iterable[str]) -> dict[str, str]:
 
 
 def drawn_layer(view: View, layer: int, width: int, height: int, palette: Palette) -> str:
-    """One layer, with pictures as large as fit."""
+    """One layer, with pictures as large as fit, and under each all that its head does."""
     view.check_place(layer)
-    heads = list(view.summaries[layer])
-    across, wide = _largest(len(heads), view.T, width, height - 4)
-    tall = max(1, wide // 2)
-    pictures = view.sampled[layer].pooled(tall if palette.depth == 0 else 2 * tall, wide)[0]
-    size = max(wide, (width + 1) // across - 1)
-    lines = [*wrapped([f"layer {layer} ({printable(view.names[layer])})", *view.sentence.split(" · ")], width)[:2], ""]
+    heads = [Head(layer, head.head, head) for head in view.summaries[layer]]
+    across, side, captions = _largest(heads, view.T, width, height - 6)
+    rows, size = side // 2 if palette.depth == 0 else side // 2 * 2, (width + 1) // across
+    pictures = view.sampled[layer].without(sink(1)).pooled(rows, side)[0]
+    place = f"layer {layer} of 0 to {len(view.maps) - 1} ({printable(view.names[layer])})"
+    lines = [
+        palette.strong(cut(view.heading, width)),
+        cut(f"{place}, {len(heads)} heads, {view.T:,} tokens", width),
+        "",
+    ]
     for start in range(0, len(heads), across):
         row = range(start, min(start + across, len(heads)))
         drawings = [palette.lines(pictures[i]) for i in row]
-        space = " " * (size - pictures.shape[2] + 1)  # escape codes take no columns
+        space = " " * (size - pictures.shape[2])  # escape codes take no columns
         lines += [space.join(parts).rstrip(" ") for parts in zip(*drawings, strict=True)]
-        captions = (fill(f"{layer}.{heads[i].head} {_caption(heads[i])}", size) for i in row)
-        lines += [palette.strong(cut(" ".join(captions).rstrip(), width)), ""]
-    return "\n".join(lines[:-1])
+        under = zip_longest(*(captions[i] for i in row), fillvalue="")
+        lines += [palette.strong("".join(fill(part, size) for part in parts).rstrip()) for parts in under]
+        lines.append("")
+    ramp = [] if palette.depth else [f"from 0 to 1 on a square-root scale: {LETTERS!r}"]
+    notes = [_read_as(view, rows, side), f"{LEFT_OUT}; sink: the weight on it", *ramp]
+    return "\n".join([*lines, *map(palette.faint, wrapped(notes, width))])
 
 
-def _caption(head: HeadSummary) -> str:
-    """What a head does, short enough to stand under a picture."""
-    return f"{head.kind.removeprefix('first-token ')} {head.traits[-1].share:.2f}" if head.traits else head.kind
+def _caption(head: Head, size: int) -> list[str]:
+    """All that a head does, in lines that stand under its picture."""
+    traits = [f"{trait.name.removeprefix('first-token ')} {trait.share:.2f}" for trait in head.summary.traits]
+    first, *rest = traits or [MIXED]
+    said = [
+        f"{head.place} {first}",
+        *(f"{second_of(head.summary.traits, 'rest: ').strip('; ')} {more}" for more in rest),
+    ]
+    return [line for part in said for line in wrapped(part.split(), size, " ")]
 
 
-def _largest(heads: int, T: int, width: int, height: int) -> tuple[int, int]:
-    """How many pictures fit side by side and how many columns each may have, at least 4."""
-    best = (max(1, (width + 1) // 5), 4)
-    for across in range(1, heads + 1):
-        rows = -(-heads // across)
-        wide = min(LARGEST, T, (width + 1) // across - 1, 2 * (height // rows - 2))
-        if wide > best[1]:
-            best = (across, wide)
+def _largest(heads: Sequence[Head], T: int, width: int, height: int) -> tuple[int, int, list[list[str]]]:
+    """How many pictures fit side by side, how many columns each may have, at least 4, and the lines under them."""
+    best: tuple[int, int, list[list[str]]] = (0, 0, [])
+    for across in range(1, min(len(heads), max(1, (width + 1) // NARROWEST)) + 1):
+        size = (width + 1) // across - 1
+        captions = [_caption(head, size) for head in heads]
+        rows, under = -(-len(heads) // across), max(map(len, captions))
+        side = max(4, min(LARGEST, T, size, 2 * (height // rows - under - 1)))
+        if side > best[1] or side == 4:  # if they do not fit anyway, take fewer lines
+            best = (across, side, captions)
     return best
 
 

@@ -21,9 +21,12 @@ from headwise.shapes import check_size
 
 EXAMPLES = """examples:
   headwise bench --list
-  headwise bench --lengths 16,32 --d-model 32 --heads 2 --seconds 0.1 --out bench.json --plot bench.svg
-  headwise bench --lengths 16,32 --d-model 32 --heads 2 --seconds 0.1 --only headwise,nn.mha --backward
-  headwise bench --lengths 16,32 --d-model 32 --heads 2 --seconds 0.1 --only headwise --ladder --weights --json
+  headwise bench --lengths 16,32 --d-model 32 --heads 2 --seconds 0.1 \\
+    --out bench.json --plot bench.svg
+  headwise bench --lengths 16,32 --d-model 32 --heads 2 --seconds 0.1 \\
+    --only headwise,nn.mha --backward
+  headwise bench --lengths 16,32 --d-model 32 --heads 2 --seconds 0.1 \\
+    --only headwise --ladder --weights --json
   headwise bench --ladder --lengths 16,32 --d-model 32 --heads 2 --seconds 0.1
   headwise bench --from bench.json --plot bench.png
 """

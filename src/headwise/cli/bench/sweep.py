@@ -6,7 +6,6 @@ import itertools
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from headwise.cli.bench.measurement import DTYPES, Verdict, growth, interleaved,
 from headwise.cli.bench.peers import OURS, PEERS, Peer, peer_named
 from headwise.cli.bench.peers.packages import one_line, version_of
 from headwise.cli.bench.workload import GRADIENT_TOKENS, Problem, Workload
+from headwise.cli.console import say
 from headwise.errors import HeadwiseError
 from headwise.learn.cost import human
 
@@ -66,7 +66,7 @@ class Effort(NamedTuple):
     def tell(self, text: str) -> None:
         """Print progress to standard error."""
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
 
 class SweepResult(NamedTuple):

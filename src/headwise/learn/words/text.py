@@ -10,6 +10,7 @@ from headwise.errors import OptionError
 from headwise.learn.forms import FORMS
 from headwise.learn.steps import SIX, operations, sentences
 from headwise.learn.words.trace import NAMES, WordSteps
+from headwise.view.terminal import wrapped
 from headwise.view.tokens import cut, fill, wide
 
 WORD = 9  # most columns of a word beside a row
@@ -28,7 +29,7 @@ def words_text(steps: WordSteps, width: int = 80, head: int | None = None) -> st
         raise OptionError(f"--head {head}: the layer has heads 0 to {steps.own - 1}.")
     parts = [
         *textwrap.wrap(f"TEN STEPS  {steps.headline()}", width),
-        *textwrap.wrap(" ".join(steps.words), width),
+        *wrapped(steps.words, width, " "),
         "(tokens: words or pieces of words)",
         "",
         *_lane(steps, width),

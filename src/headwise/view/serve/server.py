@@ -206,7 +206,7 @@ def _announce(address: str, host: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"address": address, "process": os.getpid()}), flush=True)
         return
-    print(f"headwise is running at {address}", flush=True)
+    print(f"headwise is running at\n{address}", flush=True)  # on a line of its own: in 80 columns, both would not fit
     print("Ctrl-C stops it. Texts stay on this computer and are not stored.", flush=True)
     if host not in LOCAL:
         print(f"Other computers can reach {host}, and the connection is not encrypted.", file=sys.stderr, flush=True)

@@ -300,7 +300,7 @@ def shown_name(model: TextModel) -> str:
 
 def is_encoder_of_two(model: TextModel) -> bool:
     """Whether a model is the encoder of an encoder–decoder model, which `open_model` opens."""
-    return bool(getattr(getattr(model.module, "config", None), "is_encoder_decoder", False))
+    return model.start is None and bool(getattr(getattr(model.module, "config", None), "is_encoder_decoder", False))
 
 
 def _count(number: int, noun: str) -> str:

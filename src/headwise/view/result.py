@@ -114,11 +114,17 @@ class View:
         model = f" of {named}" if self.model else ""
         words = readable(" ".join(SPECIAL.sub(" ", self.text).split()))
         size = _count(self.T, "token")
-        start = f"“{words}”"
-        if len(words) > EXCERPT:
-            start = f"“{words[: EXCERPT - 1].rsplit(' ', 1)[0]}…” ({size})"
+        start = f"“{_excerpt(words, EXCERPT)}”" + (f" ({size})" if len(words) > EXCERPT else "")
         quoted = any(letter.isalpha() for letter in words)
-        return f"What the attention heads{model} do with " + (start if quoted else size)
+        return f"What the attention heads{model} do with {start if quoted else size}{self._keys_quoted}"
+
+    @property
+    def _keys_quoted(self) -> str:
+        """In cross-attention, the beginning of the other text."""
+        words = readable(" ".join(SPECIAL.sub(" ", "".join(self.keys)).split()))
+        if self.keys is self.tokens or not any(letter.isalpha() for letter in words):
+            return ""
+        return f", attending to “{_excerpt(words, EXCERPT // 2)}”"
 
     @property
     def sampled(self) -> tuple[AttentionMap, ...]:
@@ -164,7 +170,10 @@ class View:
         return " · ".join([size, *kinds_in_words(self.heads).values(), "attention is not importance"])
 
     def pairs(self, most: int = 8) -> list[Pair]:
-        """The `most` largest weights that are not on the first, the previous or the same token; each pair once."""
+        """The `most` largest weights that are not on the first, the previous or the same token; each pair once.
+
+        In cross-attention, only those on the first token are left out.
+        """
         return self._pairs[:most]
 
     @functools.cached_property
@@ -303,6 +312,11 @@ def is_encoder_of_two(model: TextModel) -> bool:
     return model.start is None and bool(getattr(getattr(model.module, "config", None), "is_encoder_decoder", False))
 
 
+def _excerpt(words: str, most: int) -> str:
+    """The beginning of a text, up to a word that ends within `most` characters."""
+    return words if len(words) <= most else words[: most - 1].rsplit(" ", 1)[0] + "…"
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
@@ -324,12 +338,13 @@ def spread(T: int, queries: int | None) -> Tensor | None:
 
 
 def _apart_from_near(weights: AttentionMap) -> tuple[Tensor, Tensor]:
-    """The largest weight of every query outside NEAR, and its key; a query has at most three keys in NEAR."""
+    """The largest weight of every query apart from NEAR, which has at most three keys, and its key."""
     top = weights.topk(min(4, weights.shape[3]))
     source = weights._source()
     batch, head, row = (source.axis(name) for name in ("batch", "head", "row"))
     grid = Grid(batch[:, None, None, None], head[:, None, None], row[:, None], top.keys, source.frame.T, source.frame.S)
-    found = top.weights.masked_fill(weights._probe(NEAR).visible(grid), 0.0)
+    near = sink(1) if weights._scoring.cross else NEAR  # the tokens of two texts are not beside each other
+    found = top.weights.masked_fill(weights._probe(near).visible(grid), 0.0)
     place = found.argmax(-1, keepdim=True)
     return found.gather(-1, place)[..., 0], top.keys.gather(-1, place)[..., 0]
 

@@ -24,19 +24,23 @@ TARGETS = {
     "broad": "broadly, to the whole text",
 }
 
+WHOLE = (FIRST_SINK, SECOND_SINK)  # shares of all attention; others are of what is left without the first token
+PAIR = "largest weight, first token aside"  # what `example` gives
+
 
 def described(head: HeadSummary) -> str:
     """What a head does, to follow its name.
 
     >>> from headwise.weights.summary import Trait
     >>> described(HeadSummary(2, (Trait("previous-token", 0.67, 0.6),), {}, {}))
-    'attends to the previous token (67\\xa0%)'
+    'attends to the previous token (67\\xa0%, first token aside)'
     """
     if not head.traits:
         return "has no single pattern"
     first, *second = head.traits
     more = [f"{second_of(head.traits, '; of the rest, ')}{_share(trait)}{_target(trait)}" for trait in second]
-    return f"attends {_target(first)}{_share(first, ' ({})')}{''.join(more)}"
+    aside = "" if first.name in WHOLE else ", first token aside"
+    return f"attends {_target(first)}{_share(first, f' ({{}}{aside})')}{''.join(more)}"
 
 
 def _target(trait: Trait) -> str:
@@ -50,18 +54,15 @@ def _share(trait: Trait, form: str = "{} ") -> str:
 
 
 def example(view: View, head: Head) -> str:
-    """The strongest pair of a head, such as “looked” 9 → “captain” 8: 0.92.
-
-    The number is the weight without the first token, as in the pictures.
-    """
+    """The largest weight of a head that is not on the first token, such as “looked” 9 → “captain” 8: 0.92."""
     weights = view.sampled[head.layer].select(heads=[_place(view, head)])
     rest = weights.without(sink(1)).peak()
-    largest = (rest.weight * (1 - weights.mass(sink(1))))[0, 0]
+    largest = (rest.weight * (1 - weights.mass(sink(1))))[0, 0]  # not rescaled: as in the page and in JSON
     row = int(largest.argmax())
     if not largest[row] > 0:
         return ""
     query, key = row if view.queries is None else int(view.queries[row]), int(rest.key[0, 0, row])
-    return f"{_quoted(view.labels, query)} → {_quoted(view.key_labels, key)}: {rest.weight[0, 0, row]:.2f}"
+    return f"{_quoted(view.labels, query)} → {_quoted(view.key_labels, key)}: {largest[row]:.2f}"
 
 
 def _place(view: View, head: Head) -> int:

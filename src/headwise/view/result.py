@@ -113,10 +113,9 @@ class View:
         named = "the built-in model" if self.model == "builtin" else f"the model {readable(self.model)}"
         model = f" of {named}" if self.model else ""
         words = readable(" ".join(SPECIAL.sub(" ", self.text).split()))
-        size = _count(self.T, "token")
-        start = f"“{_excerpt(words, EXCERPT)}”" + (f" ({size})" if len(words) > EXCERPT else "")
         quoted = any(letter.isalpha() for letter in words)
-        return f"What the attention heads{model} do with {start if quoted else size}{self._keys_quoted}"
+        start = f"“{_excerpt(words, EXCERPT)}”" if quoted else _count(self.T, "token")
+        return f"What the attention heads{model} do with {start}{self._keys_quoted}"
 
     @property
     def _keys_quoted(self) -> str:

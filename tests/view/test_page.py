@@ -68,6 +68,9 @@ def short(result, tmp_path_factory):
     return result.save(tmp_path_factory.mktemp("page") / "heads.html")
 
 
+RESTING = "document.getElementById('headwise').headwise.resting"
+
+
 def until(page, expression, seconds=20):
     """Wait for it; asked from outside, because the page allows no script but its own."""
     end = time.monotonic() + seconds
@@ -493,7 +496,7 @@ def test_the_text_forgets_the_word_when_the_pointer_leaves_the_map(open_page, sh
     page.locator('.word[data-i="5"]').click()
     point_at(page, 9, 4)
     page.mouse.move(600, 2)
-    page.wait_for_timeout(100)
+    until(page, RESTING)
     assert page.locator(".word.here").get_attribute("data-i") == "5", "a locked word stays"
 
 
@@ -572,7 +575,7 @@ def test_characters_of_several_tokens_are_read_as_characters(open_page, tmp_path
 def test_contrast_and_scaled_rows_change_the_pictures_and_the_legend(open_page, short):
     page = open_page(short)
     ink = """Array.from(document.querySelectorAll('.picture canvas'), (one) => one.toDataURL()).join("")"""
-    page.wait_for_timeout(200)
+    until(page, RESTING)
     page.evaluate(f"window.before = {ink}")
     ticks = page.locator(".options-row .tick").all_inner_texts()
     page.locator(".contrast input").focus()
@@ -580,6 +583,7 @@ def test_contrast_and_scaled_rows_change_the_pictures_and_the_legend(open_page, 
     until(page, f"{ink} !== window.before")
     assert page.locator(".options-row .tick").all_inner_texts() != ticks
     assert page.evaluate("document.activeElement.type") == "range", "the slider keeps the focus"
+    until(page, RESTING)
     page.evaluate(f"window.before = {ink}")
     page.locator(".check", has_text="scale each row").click()
     until(page, f"{ink} !== window.before")
@@ -633,7 +637,7 @@ def test_a_screen_reader_finds_tabs_with_panels_options_and_a_table(open_page, s
 @pytest.mark.parametrize("name", ["atlas", "words", "map"])
 def test_printing_gives_one_page(open_page, short, name):
     page = open_page(short, f"#view={name}&head=4.2")
-    page.wait_for_timeout(300)
+    until(page, RESTING)
     printed = page.pdf(prefer_css_page_size=True)
     assert len(re.findall(rb"/Type\s*/Page[^s]", printed)) == 1
 
@@ -651,7 +655,7 @@ def test_printing_gives_the_picture_alone(open_page, short):
 @pytest.mark.parametrize("name", ["atlas", "words", "map"])
 def test_a_saved_drawing_has_a_title_words_and_a_legend(open_page, short, result, name):
     page = open_page(short, f"#view={name}&head=4.2")
-    page.wait_for_timeout(300)
+    until(page, RESTING)
     page.locator(".menu summary").click()
     with page.expect_download() as download:
         page.locator(".menu-list button", has_text="SVG").click()

@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from headwise.view.serve import runs
 from serving import TEXT, TOKEN, Process, listening, translator
 
 HOSTILE = (
@@ -180,7 +181,7 @@ def test_hostile_tokens_stay_text(live, page):
     atlas(page, 56)
     page.click("#headwise .head[data-place='0.0']")
     page.wait_for_selector(".map-canvas")
-    page.wait_for_timeout(100)
+    wait(page, "document.getElementById('headwise').headwise.resting")
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("document.querySelectorAll('img, #headwise script, #live script').length") == 0
     assert "</script><script>window.hacked=1</script>" in page.inner_text(".text").replace("\n", "")
@@ -364,12 +365,10 @@ def test_all_heads_are_in_the_window_and_nothing_is_wider_than_a_phone(live, pag
     page.goto(live.address)
     atlas(page, 56)
     wait(page, "!document.querySelector('.outcome').hidden")
-    page.wait_for_timeout(150)
     bottoms = "Array.from(document.querySelectorAll('#headwise .head'), (head) => head.getBoundingClientRect().bottom)"
-    assert page.evaluate(f"Math.max(...{bottoms})") <= 860
+    wait(page, f"Math.max(...{bottoms}) <= 860")
     page.set_viewport_size({"width": 390, "height": 800})
-    page.wait_for_timeout(150)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    wait(page, "innerWidth === 390 && document.documentElement.scrollWidth <= 390")
 
 
 def test_the_lower_edge_of_the_map_is_in_the_window(live, page):
@@ -377,8 +376,7 @@ def test_the_lower_edge_of_the_map_is_in_the_window(live, page):
     atlas(page, 56)
     page.click("#headwise .head[data-place='4.2']")
     page.wait_for_selector(".map-canvas")
-    page.wait_for_timeout(200)
-    assert page.evaluate("document.querySelector('.map-canvas').getBoundingClientRect().bottom") <= 860
+    wait(page, "document.querySelector('.map-canvas').getBoundingClientRect().bottom <= 860")
 
 
 def test_a_long_text_says_from_how_many_rows_it_is_shown(live, page):
@@ -395,16 +393,25 @@ def test_a_long_text_says_from_how_many_rows_it_is_shown(live, page):
     assert "without 1 head" in page.inner_text(".next")
 
 
-def test_a_run_is_cancelled(live, page):
+def test_a_run_is_cancelled(live, page, monkeypatch):
     page.goto(live.address)
-    ask(page, "The captain looked at the sea and the sea looked back. " * 300)
-    page.wait_for_selector(".stop:not([hidden])")
-    page.click(".stop")
-    assert page.inner_text(".status") == "Cancelled."
-    for _ in range(500):
-        if not any(look.stage in ("waiting", "running", "measuring") for look in live.runs._kept.values()):
-            break
-        time.sleep(0.01)
+    atlas(page, 56)
+
+    def endless(*args, progress, **options):
+        while True:
+            progress(0.5)  # raises when it is cancelled
+            time.sleep(0.01)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "run_model", endless)
+        ask(page, "The captain looked back.")
+        page.click(".stop")
+        wait(page, "document.querySelector('.status').textContent === 'Cancelled.'")
+        assert page.inner_text(".go") == "Run"
+        wait_for_end = time.monotonic() + 20
+        while any(look.stage == "running" for look in live.runs._kept.values()):
+            assert time.monotonic() < wait_for_end
+            time.sleep(0.01)
     ask(page, TEXT)
     atlas(page, 56)
 

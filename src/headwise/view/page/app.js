@@ -46,6 +46,12 @@ class App {
     return [...busy, ...there, ...manifest.clearest][0].join(".");
   }
 
+  // Whether everything that was asked for is drawn.
+  get resting() {
+    const maps = this.store.get("view") === "map" ? this.stage.shown : [];
+    return !awaited.count && !this.lines.frame && maps.every((map) => map.reach && map.drawn && !map.frame && !map.tiles.waiting);
+  }
+
   get dark() {
     const chosen = document.documentElement.dataset.theme;
     return chosen ? chosen === "dark" : this.scheme.matches;

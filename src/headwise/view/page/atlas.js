@@ -75,7 +75,7 @@ class Atlas {
   }
 
   paintAll() {
-    for (const [place, cell] of this.cells) this.draw(cell.querySelector("canvas"), ...place.split(".").map(Number));
+    for (const [place, cell] of this.cells) tracked(this.draw(cell.querySelector("canvas"), ...place.split(".").map(Number)));
   }
 
   async draw(canvas, l, h) {

@@ -120,7 +120,7 @@ class Lines {
     if (!this.rows.has(query)) {
       if (this.rows.size > 4000) this.rows.clear();
       const made = this.app.data.row(this.app.subject(), query).then((row) => (row && this.app.without && !row.span ? withoutFirst(row, this.app.side.manifest.first) : row));
-      this.rows.set(query, made);
+      this.rows.set(query, tracked(made));
       made.then((row) => (made.found = row));
     }
     return this.rows.get(query);

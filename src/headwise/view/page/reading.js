@@ -125,7 +125,7 @@ class Reading {
       return this.invite();
     }
     const subject = this.app.subject();
-    const [row, column, ranking] = await Promise.all([this.app.data.row(subject, at), this.both ? this.app.data.column(subject, at) : null, this.app.data.source(new Subject(0, 0, 0)).ranking(at)]);
+    const [row, column, ranking] = await tracked(Promise.all([this.app.data.row(subject, at), this.both ? this.app.data.column(subject, at) : null, this.app.data.source(new Subject(0, 0, 0)).ranking(at)]));
     if (turn !== this.turn) return undefined;
     this.clear();
     this.mark(this.query(at), "here");

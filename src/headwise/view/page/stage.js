@@ -93,7 +93,7 @@ class Stage {
         map.resize();
       }
     }
-    map.show(who, than, kind).then(() => map === this.shown[0] && map.scale && this.drawLegend(map.scale, than ? [who, than] : null));
+    tracked(map.show(who, than, kind)).then(() => map === this.shown[0] && map.scale && this.drawLegend(map.scale, than ? [who, than] : null));
     map.exact = null;
     if (than || !who.single || kind === "uniform" || kind === "rest") return;
     const source = this.app.data.source(who);
@@ -223,7 +223,7 @@ class Stage {
       fill(this.info, el("span", { class: "soft", text: "Point at the map. Zoom with the wheel, a pinch, or + and −. Move by dragging or with the arrow keys." }));
       return;
     }
-    const [found, other] = await Promise.all([app.data.cell(app.subject(), cell.query, cell.key), this.minus && this.sameSize(this.minus) ? app.data.cell(this.minus, cell.query, cell.key) : null]);
+    const [found, other] = await tracked(Promise.all([app.data.cell(app.subject(), cell.query, cell.key), this.minus && this.sameSize(this.minus) ? app.data.cell(this.minus, cell.query, cell.key) : null]));
     if (turn !== this.turn) return;
     fill(this.info, el("p", {}, ...this.words(cell)), this.figures(found, other), ...this.context(cell));
   }

@@ -20,7 +20,7 @@ class Atlas {
     this.root = el("section", { class: "atlas", "aria-label": "All heads" }, this.told, this.body);
     this.cells = new Map();
     new ResizeObserver(() => this.root.clientWidth !== this.fitted && this.fit()).observe(this.root); // a frame may have no size at first
-    this.body.addEventListener("pointerover", (event) => this.tell(event.target.closest?.(".head")));
+    this.body.addEventListener("pointerover", (event) => event.target.closest?.(".head") && this.tell(event.target.closest(".head")));
     this.body.addEventListener("pointerleave", () => this.tell(null));
     this.body.addEventListener("focusin", (event) => this.tell(event.target.closest?.(".head")));
   }
@@ -53,7 +53,7 @@ class Atlas {
     }
     const [l, h] = cell.dataset.place.split(".").map(Number);
     const head = manifest.layers[l].heads[h];
-    this.told.style.minHeight = `${this.told.offsetHeight}px`; // pictures must not move under the finger
+    this.told.style.minHeight = `${this.told.getBoundingClientRect().height}px`; // pictures must not move under the finger
     return fill(this.told, el("b", { text: `Head ${l}.${head.head}` }), ` ${head.about}`);
   }
 

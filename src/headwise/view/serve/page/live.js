@@ -51,7 +51,7 @@ class Live {
     this.lossCheck = el("label", { class: "check", title: `Color the words that the model did not expect: no color for a loss of 0, full color for ${HARDEST} nats` }, this.byLoss, "color words by their loss");
     fill(this.root, this.banner,
       el("p", { class: "live-title" }, el("b", { text: "headwise" }), el("span", { class: "soft", text: " What does every attention head do with your text? Type, and the pictures update." }), this.partsBar, el("label", { class: "chooser" }, "Model", this.models)),
-      el("form", { class: "ask", onsubmit: (event) => event.preventDefault() }, this.text, this.target, el("div", { class: "ask-line" }, this.go, this.stopper, this.writer, opener, this.named, this.lossCheck, this.progress, this.status)),
+      el("form", { class: "ask", onsubmit: (event) => event.preventDefault() }, el("span", { class: "soft field-name", text: "The encoder reads" }), this.text, el("span", { class: "soft field-name", text: "The decoder reads" }), this.target, el("div", { class: "ask-line" }, this.go, this.stopper, this.writer, opener, this.named, this.lossCheck, this.progress, this.status)),
       el("div", { class: "results" }, this.outcome.root, this.silent.root));
     this.mark();
   }
@@ -115,7 +115,8 @@ class Live {
   showParts() {
     const { parts, part } = this;
     this.partsBar.hidden = this.target.hidden = !parts.length;
-    this.target.placeholder = this.written ? `The decoder reads what the model writes: ${this.written}` : "The decoder reads what the model writes: nothing here. Type a text of your own.";
+    this.root.classList.toggle("two-texts", parts.length > 0);
+    this.target.placeholder = this.written ? `What the model writes: ${this.written}` : "What the model writes, which is nothing here. Type a text of your own.";
     fill(this.partsBar, ...parts.map((name) => el("button", { type: "button", role: "radio", "aria-checked": String(name === part), text: PART_NAMES[name], onclick: () => this.choosePart(name) })));
   }
 

@@ -126,9 +126,9 @@ def rest(page: Any) -> None:
 
 
 def small(path: Path, picture: bytes) -> None:
-    """Write a picture with 256 colors, most of which are needed for legends."""
-    reduced = Image.open(io.BytesIO(picture)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    reduced.save(path, optimize=True)
+    """Write a picture with 256 colors, chosen so that the color map of a legend keeps most of its own."""
+    colors, plain = Image.Quantize.MAXCOVERAGE, Image.Dither.NONE
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(256, colors, dither=plain).save(path, optimize=True)
 
 
 @contextmanager

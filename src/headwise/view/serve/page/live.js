@@ -169,7 +169,7 @@ class Live {
         if (["finished", "cancelled"].includes(run.stage)) break;
         await rest(120);
       }
-      this.say("Bars: what removing the head adds to the loss, in nats per token. Orange: it hurts; blue: it helps.");
+      this.say("Each head was switched off in turn: see the bars.");
       this.busy(false);
     } catch (error) {
       this.failed(error, turn);

@@ -18,7 +18,7 @@ from headwise.view.serve import app, models, runs
 from headwise.view.serve import runs as runs_module
 from headwise.view.serve.models import outcome
 from headwise.view.serve.requests import Limits
-from headwise.view.serve.texts import Reading
+from headwise.view.serve.texts import RunTexts
 from serving import TEXT, begun, looked, refused, small_model, until
 
 LONG = "The captain looked at the sea and the sea looked back. " * 110  # 1322 tokens
@@ -74,9 +74,9 @@ def test_one_token_has_no_loss_and_a_next(client):
 def test_the_loss_of_a_long_text_does_not_depend_on_its_portions(monkeypatch):
     model = small_model()
     ids = torch.arange(3, 103)[None]
-    whole = outcome(model, Reading(ids))
+    whole = outcome(model, RunTexts(ids))
     monkeypatch.setattr(models, "CHUNK", 7)
-    assert outcome(model, Reading(ids)).loss == pytest.approx(whole.loss, abs=1e-5)
+    assert outcome(model, RunTexts(ids)).loss == pytest.approx(whole.loss, abs=1e-5)
 
 
 def test_a_text_beyond_what_the_model_was_made_for_says_so(client):
@@ -151,7 +151,7 @@ def test_silent_heads_change_the_loss_as_zeros_in_the_output_projection_do(clien
         quiet.gpt.blocks[layer].attention.out_proj.weight[:, head * D : (head + 1) * D] = 0
     ids = model.tokens(TEXT)
     with torch.no_grad():
-        expected, plain = outcome(quiet, Reading(ids)), outcome(model, Reading(ids))
+        expected, plain = outcome(quiet, RunTexts(ids)), outcome(model, RunTexts(ids))
     assert told["outcome"]["loss"] == pytest.approx(expected.loss, abs=1e-5)
     assert told["with_all_heads"]["loss"] == pytest.approx(plain.loss, abs=1e-5)
     assert told["outcome"]["next"][0]["probability"] == pytest.approx(expected.next[0].probability, abs=1e-5)
@@ -202,8 +202,8 @@ def test_a_transformers_model_is_looked_at_and_its_heads_fall_silent(client_of, 
     quiet.module.model.layers[1].self_attn.o_proj.weight[:, 16:] = 0
     ids = model.tokens(TEXT)
     with torch.no_grad():
-        assert told["outcome"]["loss"] == pytest.approx(outcome(quiet, Reading(ids)).loss, abs=1e-5)
-        assert told["with_all_heads"]["loss"] == pytest.approx(outcome(model, Reading(ids)).loss, abs=1e-5)
+        assert told["outcome"]["loss"] == pytest.approx(outcome(quiet, RunTexts(ids)).loss, abs=1e-5)
+        assert told["with_all_heads"]["loss"] == pytest.approx(outcome(model, RunTexts(ids)).loss, abs=1e-5)
     assert refused(client.post("/api/runs", json={"text": "a", "model": "other", "off": [[0, 3]]}), 422, "has 3 heads")
 
 

@@ -19,7 +19,7 @@ from headwise.study.passes import split_name
 from headwise.study.watch import attention_layers, watch
 from headwise.view.carried import Carried, carried
 from headwise.view.serve.requests import Refusal
-from headwise.view.serve.texts import CROSS, DECODER, ENCODER, TAIL, Reading, added, generated, target_of, writes
+from headwise.view.serve.texts import CROSS, DECODER, ENCODER, TAIL, RunTexts, added, generated, target_of, writes
 from headwise.weights import AttentionMap
 
 CHUNK = 1024  # tokens whose logits are in memory at a time
@@ -135,7 +135,7 @@ class Ran(NamedTuple):
 
 def run_model(
     model: TextModel,
-    reading: Reading,
+    texts: RunTexts,
     off: HeadPairs = (),
     *,
     maps: bool = True,
@@ -145,12 +145,12 @@ def run_model(
 
     Args:
         model: the model.
-        reading: what it reads, and the part that is shown.
+        texts: what it reads, and the part that is shown.
         off: pairs of layer and head to switch off.
         maps: False for the outcome only.
         progress: called before each module with the share that is done; an exception from it ends the run.
     """
-    names = layer_names(model, reading.part)
+    names = layer_names(model, texts.part)
     silent: dict[str, list[int]] = {}
     for layer, head in off:
         silent.setdefault(names[layer], []).append(head)
@@ -159,7 +159,7 @@ def run_model(
         if silent:
             contexts.enter_context(silence(model.module, silent))
         seen = contexts.enter_context(watch(model.module, outputs=True)) if maps else None
-        found = outcome(model, reading)
+        found = outcome(model, texts)
     progress(1.0)
     if seen is None:
         return Ran({}, None, found)
@@ -235,17 +235,17 @@ def _head_count(layer: Any) -> int | None:
     return next((count for count in counts if isinstance(count, int)), None)
 
 
-def outcome(model: TextModel, reading: Reading) -> Outcome:
+def outcome(model: TextModel, texts: RunTexts) -> Outcome:
     """Run the model once. With a decoder, the loss is that of the decoder's text."""
     if isinstance(model, LanguageModel):
-        return _builtin_outcome(model, reading.ids)
+        return _builtin_outcome(model, texts.ids)
     if not hasattr(model.module, "lm_head") and getattr(model.module, "get_output_embeddings", lambda: None)() is None:
-        if reading.target is None:
-            model.read(reading.ids)
+        if texts.target is None:
+            model.read(texts.ids)
         else:
-            model.module(**reading.inputs, use_cache=False)
+            model.module(**texts.inputs, use_cache=False)
         return Outcome(None, missing=SILENT)
-    return _transformers_outcome(model, reading)
+    return _transformers_outcome(model, texts)
 
 
 def vocabulary(model: TextModel) -> int:
@@ -266,12 +266,12 @@ def _builtin_outcome(model: LanguageModel, ids: Tensor) -> Outcome:
     return _outcome_of(losses, _likeliest(model, model.gpt.logits(hidden[-1]), ids))
 
 
-def _transformers_outcome(model: TextModel, reading: Reading) -> Outcome:
-    ids = reading.ids if reading.target is None else reading.target
-    inputs = {"input_ids": ids} if reading.target is None else reading.inputs
+def _transformers_outcome(model: TextModel, texts: RunTexts) -> Outcome:
+    ids = texts.ids if texts.target is None else texts.target
+    inputs = {"input_ids": ids} if texts.target is None else texts.inputs
     length = ids.shape[1]
     fits = length * vocabulary(model) * 4 <= LOGIT_BYTES
-    few = {} if fits or reading.target is not None else {"logits_to_keep": 1}
+    few = {} if fits or texts.target is not None else {"logits_to_keep": 1}
     logits = model.module(**inputs, use_cache=False, **few).logits[0]
     following = _likeliest(model, logits[-1], ids)
     if not fits:
@@ -284,41 +284,41 @@ def _outcome_of(losses: list[float], following: tuple[NextToken, ...]) -> Outcom
     return Outcome(sum(losses) / len(losses) if losses else None, following, None, (None, *losses))
 
 
-def worth_of_heads(model: TextModel, reading: Reading, progress: Callable[[float], None]) -> Worth:
+def worth_of_heads(model: TextModel, texts: RunTexts, progress: Callable[[float], None]) -> Worth:
     """What removing each head adds to the loss: every head silenced in turn, or estimated where that takes too long.
 
     Args:
         model: the model; refused if it does not predict the next token.
-        reading: what it reads, at least two tokens, and the part whose heads are wanted.
+        texts: what it reads, at least two tokens, and the part whose heads are wanted.
         progress: as in `interruptible`.
     """
-    ids = reading.ids if reading.target is None else reading.target
+    ids = texts.ids if texts.target is None else texts.target
     if ids.shape[1] < 2:
         raise OptionError("a single token has no loss: nothing comes before it. Use a longer text.")
-    length = max(ids.shape[1], reading.ids.shape[1])
+    length = max(ids.shape[1], texts.ids.shape[1])
     way = "silence" if length <= SILENCED else "gradient"
     heads = sum(_head_count(layer) or 0 for layer in attention_layers(model.module, "serve").values())
     passes = PREPARED + (-(-heads // batch_of(length)) if way == "silence" else 1)
-    if not _predicts(model, reading):
+    if not _predicts(model, texts):
         raise OptionError(
             "this model does not predict the next token, so there is no loss that its heads could change."
         )
-    given: Any = (ids, None) if reading.target is None else (reading.inputs, _target_loss)
+    given: Any = (ids, None) if texts.target is None else (texts.inputs, _target_loss)
     with interruptible(model, progress, passes):
         found = importance(model.module, given[0], by=way, loss=given[1], controls=0)
     effects = [
         (layer, head, float(effect))
-        for layer, name in enumerate(layer_names(model, reading.part))
+        for layer, name in enumerate(layer_names(model, texts.part))
         for head, effect in enumerate(found.effects.get(name, torch.empty(1, 0)).mean(0))
     ]
     return Worth(way, tuple(effects))
 
 
-def _predicts(model: TextModel, reading: Reading) -> bool:
+def _predicts(model: TextModel, texts: RunTexts) -> bool:
     """Whether a model predicts the next token of its text, or of its decoder's."""
-    if reading.target is not None:
+    if texts.target is not None:
         return writes(model)
-    some = reading.ids[:, :PROBED]
+    some = texts.ids[:, :PROBED]
     return why_not_predicting(model.module, some, some) is None
 
 

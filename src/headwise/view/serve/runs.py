@@ -40,7 +40,7 @@ from headwise.view.serve.models import (
     worth_of_heads,
 )
 from headwise.view.serve.requests import Limits, Refusal, RunRequest
-from headwise.view.serve.texts import CROSS, PARTS, Reading, part_of, target_of, text_of, written
+from headwise.view.serve.texts import CROSS, PARTS, RunTexts, part_of, target_of, text_of, written
 from headwise.weights import AttentionMap
 from headwise.weights.summary import HeadSummary, Summary
 
@@ -75,7 +75,7 @@ class Run:
 
     Args:
         model: the name of the model.
-        reading: what the model reads, and the part of it that is shown.
+        texts: what the model reads, and the part of it that is shown.
         codec: the text of its tokens.
         off: pairs of layer and head that are switched off.
         wants_maps: False for the outcome only.
@@ -87,7 +87,7 @@ class Run:
     def __init__(
         self,
         model: str,
-        reading: Reading,
+        texts: RunTexts,
         codec: TokenCodec,
         off: HeadPairs = (),
         wants_maps: bool = True,
@@ -96,7 +96,7 @@ class Run:
         title: str = "",
     ) -> None:
         self.id = secrets.token_urlsafe(12)
-        self.model, self.title, self.reading, self.codec, self.off = model, title or model, reading, codec, tuple(off)
+        self.model, self.title, self.texts, self.codec, self.off = model, title or model, texts, codec, tuple(off)
         self.written: str | None = None  # what the decoder reads, if the model wrote it
         self.wants_maps, self.note, self.wants_sweep = wants_maps, note, wants_sweep
         self.worth: Worth | None = None  # of its heads, if that was asked for
@@ -113,7 +113,7 @@ class Run:
 
     @property
     def T(self) -> int:
-        return int(self.reading.queries.shape[1])
+        return int(self.texts.queries.shape[1])
 
     @property
     def memory(self) -> int:
@@ -148,8 +148,8 @@ class Run:
             "with_all_heads": None if self.with_all_heads is None else self.with_all_heads.to_dict(),
             "effects": [] if self.worth is None else [list(effect) for effect in self.worth.effects],
             "way": None if self.worth is None else WAYS[self.worth.way],
-            "part": self.reading.part,
-            "parts": list(PARTS) if self.reading.part else [],
+            "part": self.texts.part,
+            "parts": list(PARTS) if self.texts.part else [],
             "written": self.written,
             "note": self.note,
             "error": self.error,
@@ -167,15 +167,15 @@ class Run:
 
     def _view(self, count: int) -> View:
         """Its maps, measured at `count` queries."""
-        queries, keys = self.reading.queries[0].tolist(), self.reading.keys
+        queries, keys = self.texts.queries[0].tolist(), self.texts.keys
         words, starts = zip(*self.codec.characters(queries), strict=True)
-        crosses = self.reading.part == CROSS
+        crosses = self.texts.part == CROSS
         return View(
             self.maps,
             words,
             keys,
             [text for text, _ in self.codec.characters(keys[0].tolist())] if crosses else None,
-            query_ids=self.reading.queries if crosses else None,
+            query_ids=self.texts.queries if crosses else None,
             starts=starts,
             model=self.title,
             queries=count,
@@ -260,12 +260,12 @@ class Runs:
         name = self.models.name_of(request.model)
         self._check_queue()
         model = self.models[name]
-        reading = _reading(model, request)
-        length = max(ids.shape[1] for ids in (reading.ids, reading.target) if ids is not None)
+        texts = _texts(model, request)
+        length = max(ids.shape[1] for ids in (texts.ids, texts.target) if ids is not None)
         self._check_length(model, length)
-        check_off(model, request.off, reading.part)
-        title = f"{name} ({reading.part})" if reading.part else name
-        run = Run(name, reading, model.codec, request.off, request.maps, _note(model, length), request.sweep, title)
+        check_off(model, request.off, texts.part)
+        title = f"{name} ({texts.part})" if texts.part else name
+        run = Run(name, texts, model.codec, request.off, request.maps, _note(model, length), request.sweep, title)
         with self._changed:
             self._check_queue()
             self._kept[run.id] = run
@@ -358,17 +358,17 @@ class Runs:
 
     def _execute(self, run: Run) -> None:
         model = self.models[run.model]
-        if run.reading.part and run.reading.target is None:
+        if run.texts.part and run.texts.target is None:
             self._write(run, model)
         if run.wants_sweep:
-            run.worth = worth_of_heads(model, run.reading, functools.partial(run.reached, Stage.RUNNING))
+            run.worth = worth_of_heads(model, run.texts, functools.partial(run.reached, Stage.RUNNING))
             run.reached(Stage.FINISHED, 1.0)
             return
         known = self._outcomes.get(_key(run))
         begin = 0.0
         if run.off and known is None:  # first the outcome to compare with
             half = lambda done: run.reached(Stage.RUNNING, done / 2)  # noqa: E731
-            known = run_model(model, run.reading, maps=False, progress=half).outcome
+            known = run_model(model, run.texts, maps=False, progress=half).outcome
             _remember(self._outcomes, _key(run), known)
             begin = 0.5
         run.with_all_heads = known
@@ -376,7 +376,7 @@ class Runs:
         def progress(done: float) -> None:
             run.reached(Stage.RUNNING, begin + (1 - begin) * done)
 
-        ran = run_model(model, run.reading, run.off, maps=run.wants_maps, progress=progress)
+        ran = run_model(model, run.texts, run.off, maps=run.wants_maps, progress=progress)
         run.carried, run.maps, run.outcome = ran.carried, ran.maps, ran.outcome
         if not run.off:
             run.with_all_heads = run.outcome
@@ -414,9 +414,9 @@ class Runs:
         found = self._written.get(key)
         if found is None:
             with interruptible(model, lambda _: run.reached(Stage.WRITING)):
-                found = written(model, run.reading.ids)
+                found = written(model, run.texts.ids)
             _remember(self._written, key, found)
-        run.reading, run.written = run.reading._replace(target=found), text_of(model, found)
+        run.texts, run.written = run.texts._replace(target=found), text_of(model, found)
 
     def _make_room(self, newest: Run) -> None:
         """Forget the oldest runs beyond the limits on number and memory."""
@@ -461,8 +461,8 @@ def log_place(what: str, error: BaseException) -> None:
 
 def _key(run: Run) -> tuple[str, bytes]:
     """Names a text and a model."""
-    texts = [None if ids is None else ids.tolist() for ids in run.reading[:2]]
-    return run.model, hashlib.sha256(str(texts).encode()).digest()
+    given = [None if ids is None else ids.tolist() for ids in run.texts[:2]]
+    return run.model, hashlib.sha256(str(given).encode()).digest()
 
 
 def _remember(known: "OrderedDict[tuple[str, bytes], Any]", key: tuple[str, bytes], value: Any) -> None:
@@ -472,12 +472,12 @@ def _remember(known: "OrderedDict[tuple[str, bytes], Any]", key: tuple[str, byte
         known.popitem(last=False)
 
 
-def _reading(model: TextModel, request: RunRequest) -> Reading:
+def _texts(model: TextModel, request: RunRequest) -> RunTexts:
     """What a request asks a model to read, and which part of it to show."""
     part = part_of(model, request.part)
     if request.target and not part:
         raise Refusal(422, "target: this model reads one text, so it has no decoder that could read another.")
-    return Reading(_ids(model, request), target_of(model, request.target) if request.target else None, part)
+    return RunTexts(_ids(model, request), target_of(model, request.target) if request.target else None, part)
 
 
 def _ids(model: TextModel, request: RunRequest) -> Tensor:

@@ -19,7 +19,7 @@ WRITTEN = 48  # most tokens of the decoder's text, if the model writes it
 TAIL = 8  # tokens before a new one that may change how it is written: with a space before it or without
 
 
-class Reading(NamedTuple):
+class RunTexts(NamedTuple):
     """The tokens that a model reads, and the part of it that is shown.
 
     Args:

@@ -303,12 +303,8 @@ def _some(names: Sequence[str]) -> str:
 
 def shown_name(model: TextModel) -> str:
     """The name of a model in headings, which says if only its encoder is read."""
-    return f"{model.name} (encoder)" if is_encoder_of_two(model) else model.name
-
-
-def is_encoder_of_two(model: TextModel) -> bool:
-    """Whether a model is the encoder of an encoder–decoder model, which `open_model` opens."""
-    return model.start is None and bool(getattr(getattr(model.module, "config", None), "is_encoder_decoder", False))
+    pair = getattr(getattr(model.module, "config", None), "is_encoder_decoder", False)
+    return f"{model.name} (encoder)" if pair and model.start is None else model.name
 
 
 def _excerpt(words: str, most: int) -> str:

@@ -416,6 +416,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def collected(model: Any, tokens: Any, wanted: Wanted) -> Collected:
     """The maps of one run of a model, or those given."""
     if isinstance(model, TextModel):
+        if model.start is not None:
+            raise OptionError(
+                f"view: {model.name} was opened with its decoder, which reads a text of its own. Open its encoder with "
+                f"open_model(path), or choose layers of one part: view(model.module, model.inputs(ids), layers=...)."
+            )
         ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _token_ids(tokens)
         _check_length(model, ids)
         found = _watched(model.module, lambda: model.read(ids), wanted, ids.shape[1])

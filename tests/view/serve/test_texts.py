@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import headwise
-from headwise import load_builtin
+from headwise import OptionError, load_builtin
 from headwise.models.text_model import TokenCodec
 from headwise.view.serve import texts
+from headwise.view.serve.models import Models
 from serving import TEXT, looked, refused, translator
 
 TARGET = "The sea looked back."
@@ -40,6 +41,15 @@ def test_every_part_of_an_encoder_and_a_decoder_has_the_maps_and_the_loss_of_the
         assert row["weights"] == pytest.approx(there[row["keys"]].tolist(), abs=1e-6)
     assert "".join(found["keys"]).strip() == TEXT
     assert "".join(found["tokens"]).endswith(TARGET)
+
+
+def test_a_folder_is_opened_with_its_decoder(tmp_path):
+    translator("t5", tmp_path)
+    models = Models([str(tmp_path)])
+    model = models[models.names[0]]
+    assert model.start == 5
+    with pytest.raises(OptionError, match=r"was opened with its decoder.* Open its encoder with open_model"):
+        headwise.view(model, TEXT)
 
 
 def test_what_the_decoder_reads_is_what_the_model_writes_with_all_heads(client_of, tmp_path):

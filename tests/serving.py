@@ -10,8 +10,10 @@ import threading
 import time
 
 import httpx
+import pytest
 import torch
 
+import headwise
 from headwise.models import GPT, GPTConfig, LanguageModel, load_builtin
 from headwise.view.serve import server as server_module
 from headwise.view.serve.app import Server
@@ -37,6 +39,26 @@ def small_model(layers=2, heads=3):
     tokenizer = builtin().tokenizer
     config = GPTConfig(tokenizer.get_vocab_size(), d_model=24, num_heads=heads, num_layers=layers, context_length=32768)
     return LanguageModel(GPT(config).eval().requires_grad_(False), tokenizer)
+
+
+TRANSLATORS = {
+    "t5": {"d_model": 24, "d_kv": 8, "num_heads": 3, "num_layers": 3, "num_decoder_layers": 2, "d_ff": 16},
+    "bart": {"d_model": 24, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 3}
+    | {"decoder_attention_heads": 3, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 64},
+}
+
+
+def translator(kind, folder):
+    """A small encoder–decoder model, from a folder on disk. It never ends what it writes."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = builtin().tokenizer
+    marks = {"pad_token_id": 0, "decoder_start_token_id": 5, "eos_token_id": None, "bos_token_id": None}
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=tokenizer.get_vocab_size(), forced_eos_token_id=None, **marks, **TRANSLATORS[kind]
+    )
+    transformers.AutoModelForSeq2SeqLM.from_config(config).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return headwise.models.open_model(folder, both=True)
 
 
 def server_of(limits=None, **models):

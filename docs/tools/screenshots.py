@@ -3,7 +3,7 @@
     python docs/tools/screenshots.py                    # into docs/images
     python docs/tools/screenshots.py --before COMMIT    # the same views of an earlier commit, into images/before
 
-It needs Chromium, playwright and Pillow, which reduces the pictures to 96 colors.
+It needs Chromium, playwright and Pillow, which reduces the pictures to 256 colors.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def live(browser: Any, address: str, into: Path) -> None:
             page.click(".sweep")
             page.get_by_text("Bars: what removing").first.wait_for(timeout=120_000)
             page.get_by_label("color words by their loss").check()
-        page.wait_for_timeout(500)
+        rest(page)
         small(into / f"live_{theme}.png", page.screenshot())
         page.close()
 
@@ -110,18 +110,25 @@ def shot(
     """One picture of a page in one theme."""
     page = browser.new_page(viewport=size, color_scheme=theme, reduced_motion="reduce")
     page.goto(url)
-    page.wait_for_timeout(700)
+    rest(page)
     if hovered:
         page.hover(hovered)
-        page.wait_for_timeout(500)
+        rest(page)
     small(path, page.screenshot())
     page.close()
 
 
+def rest(page: Any) -> None:
+    """Wait until everything is drawn; pages of earlier commits do not say so, and get a second."""
+    page.wait_for_timeout(1000)
+    while page.evaluate("document.getElementById('headwise')?.headwise?.resting === false"):
+        page.wait_for_timeout(50)
+
+
 def small(path: Path, picture: bytes) -> None:
-    """Write a picture with few colors."""
-    reduced = Image.open(io.BytesIO(picture)).convert("RGB").quantize(96, dither=Image.Dither.NONE)
-    reduced.save(path, optimize=True)
+    """Write a picture with 256 colors, chosen so that the color map of a legend keeps most of its own."""
+    colors, plain = Image.Quantize.MAXCOVERAGE, Image.Dither.NONE
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(256, colors, dither=plain).save(path, optimize=True)
 
 
 @contextmanager

@@ -14,7 +14,21 @@ import torch
 
 import headwise
 from headwise import AttentionMap
-from headwise.view.color import DARK, LETTERS, LIGHT, NOTHING, STEPS, Palette, page_tables, palette, png, png_url, table
+from headwise.view.color import (
+    DARK,
+    DIVERGING_DARK,
+    DIVERGING_LIGHT,
+    LETTERS,
+    LIGHT,
+    NOTHING,
+    STEPS,
+    Palette,
+    page_tables,
+    palette,
+    png,
+    png_url,
+    table,
+)
 
 
 def bare(text):
@@ -28,32 +42,65 @@ def test_the_table_goes_through_its_stops():
     assert (table()[0], table()[-1]) == (stops[0], stops[-1])
 
 
-def oklab(color):
-    """A color as lightness and two hues, in which equal distances look equal (Ottosson 2020)."""
-    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in (part / 255 for part in color)]
+def linear(color):
+    """A color in linear light."""
+    return [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in (part / 255 for part in color)]
+
+
+def oklab(light, glare=0.0):
+    """Linear light as lightness and two hues, in which equal distances look equal (Ottosson 2020)."""
+    seen = [(part + glare) / (1 + glare) for part in light]
     to_cones = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
-    cones = [sum(a * x for a, x in zip(row, linear, strict=True)) ** (1 / 3) for row in to_cones]
+    cones = [sum(a * x for a, x in zip(row, seen, strict=True)) ** (1 / 3) for row in to_cones]
     to_lab = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
     return [sum(a * x for a, x in zip(row, cones, strict=True)) for row in to_lab]
 
 
-def as_seen(color, kind):
-    """A color as seen without red or green cones (Viénot 1999), in linear light."""
-    red, green, blue = ((part / 255) ** 2.2 for part in color)
-    mixed = {"red": 0.1124 * red + 0.8876 * green, "green": 0.2930 * red + 0.7070 * green}[kind]
-    return [round(255 * part ** (1 / 2.2)) for part in (mixed, mixed, blue)]
+# What readers without one kind of cone see, in linear light (Machado, Oliveira and Fernandes 2009).
+BLINDNESS = {
+    "red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "blue": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+READERS = [None, *BLINDNESS]
+
+
+def as_seen(color, reader):
+    """A color in linear light, as a reader sees it."""
+    light = linear(color)
+    if reader is None:
+        return light
+    return [min(1.0, max(0.0, sum(a * x for a, x in zip(row, light, strict=True)))) for row in BLINDNESS[reader]]
+
+
+@pytest.mark.parametrize(("stops", "glare"), [(LIGHT, 0.0), (DARK, 0.03)], ids=["light", "dark"])
+def test_steps_of_weight_look_equal(stops, glare):
+    shades = [oklab(linear(color), glare) for color in table(stops, 17)]
+    steps = [math.dist(a, b) for a, b in itertools.pairwise(shades)]
+    assert max(steps) < 1.2 * min(steps)
+
+
+@pytest.mark.parametrize("reader", READERS, ids=str)
+@pytest.mark.parametrize(("stops", "sign"), [(LIGHT, -1), (DARK, 1)], ids=["light", "dark"])
+def test_weights_are_ordered_by_lightness_for_every_reader(stops, sign, reader):
+    light = [oklab(as_seen(color, reader))[0] for color in table(stops, 33)]
+    assert all(sign * (b - a) > 0.01 for a, b in itertools.pairwise(light))
 
 
 @pytest.mark.parametrize("stops", [LIGHT, DARK], ids=["light", "dark"])
-def test_steps_of_weight_look_equal_and_are_ordered_by_lightness(stops):
-    shades = [oklab(color) for color in table(stops, 17)]
-    steps = [math.dist(a, b) for a, b in itertools.pairwise(shades)]
-    assert max(steps) < 2 * min(steps)
-    sign = -1 if stops is LIGHT else 1
-    for kind in (None, "red", "green"):
-        colors = table(stops, 17) if kind is None else [as_seen(color, kind) for color in table(stops, 17)]
-        light = [oklab(color)[0] for color in colors]
-        assert all(sign * (b - a) > 0.01 for a, b in itertools.pairwise(light)), kind
+def test_a_small_weight_differs_from_none(stops):
+    light = [oklab(linear(table(stops)[round(255 * weight**0.5)]), 0.03) for weight in (0.0, 0.01)]
+    assert math.dist(*light) > 0.05  # two steps of the 17 of the color map
+
+
+@pytest.mark.parametrize("reader", READERS, ids=str)
+@pytest.mark.parametrize(("stops", "sign"), [(DIVERGING_LIGHT, -1), (DIVERGING_DARK, 1)], ids=["light", "dark"])
+def test_differences_are_ordered_by_lightness_on_either_side_and_the_sides_differ(stops, sign, reader):
+    shades = [oklab(as_seen(color, reader)) for color in table(stops, 13)]
+    below, above = [light for light, *_ in shades[6::-1]], [light for light, *_ in shades[6:]]
+    for side in (below, above):
+        assert all(sign * (b - a) > 0.01 for a, b in itertools.pairwise(side))
+    assert all(math.dist(a, b) > 0.05 for a, b in zip(shades[4::-1], shades[8:], strict=True))
 
 
 def test_weight_zero_is_the_background_of_the_page():

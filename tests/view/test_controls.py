@@ -66,14 +66,18 @@ def picture(page, part=None):
     return page.screenshot(type="jpeg", quality=60, clip=clip)
 
 
-def settled(page, part, seconds=10):
+RESTING = "document.getElementById('headwise').headwise.resting"
+
+
+def settled(page, part, seconds=20):
     """A picture once it no longer changes."""
     end, before = time.monotonic() + seconds, None
-    while (now := picture(page, part)) != before:
+    while True:
+        resting, now = page.evaluate(RESTING), picture(page, part)
+        if resting and now == before:
+            return now
         assert time.monotonic() < end, "the page never comes to rest"
         before = now
-        page.wait_for_timeout(30)
-    return now
 
 
 def reset(page, name, what):

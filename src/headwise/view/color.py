@@ -2,8 +2,9 @@
 
 Zero is the background and more weight means more ink: darker on a light page, brighter on a dark one. Both color maps
 change in steps that look equal (equal distances in OKLab) and are ordered by lightness, so they read the same in
-grayscale and to color-blind readers. A weight w is drawn at √w along the color map, so that small weights stay visible.
-The page's script gets the tables from here.
+grayscale and to color-blind readers. The steps of the dark one are equal on a screen that reflects some light from the
+room, 3 % of its white, which hides differences between the darkest colors. A weight w is drawn at √w along the color
+map, so that small weights stay visible. The page's script gets the tables from here.
 """
 
 import base64
@@ -25,7 +26,7 @@ LIGHT = (
     "0f0f0f"
 )
 DARK = (
-    "171b21 222633 25324c 204164 0b5178 046181 047289 048491 0c9597 09a79b 27b79b 61c49b 8acf9f afd9aa cee4bd e8eed8 "
+    "171b21 1c2c47 203a66 224881 1d5b92 176d9d 0e7f9f 0c90a0 0ea09f 27b09d 44c09d 70cba0 95d6a6 b4dfb4 d3e8c2 e6f1de "
     "fafafa"
 )
 # For differences and ratios, with the neutral value in the middle; one for light pages and one for dark ones.

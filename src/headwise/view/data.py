@@ -171,9 +171,10 @@ class PageData:
         """Which keys queries see, once for all layers that agree."""
         known: list[Tensor] = []
         third = self.view.T // 3
-        corner = self.view.T == self.view.S
+        corner, masked = self.view.T == self.view.S, False
         for layer, weights in enumerate(self.view.maps):
             seen = reach(weights)
+            masked |= bool((seen.count < self.view.S).any())
             corner &= bool((seen.last[:, :third] <= third).all())
             numbers = torch.stack([seen.first, seen.last + 1, seen.count])  # last + 1, so that none is negative
             index = next((i for i, other in enumerate(known) if torch.equal(numbers, other)), len(known))
@@ -182,6 +183,7 @@ class PageData:
                 self.sections[f"reach/{index}"] = whole_numbers(numbers)
             self.manifest["layers"][layer]["reach"] = index
         self.manifest["corner"] = corner  # whether pictures are empty in the upper right, where captions fit
+        self.manifest["masked"] = masked  # whether any query sees only some keys
 
 
 def manifest(view: View, title: str = "") -> dict[str, Any]:

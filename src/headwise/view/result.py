@@ -113,12 +113,17 @@ class View:
         named = "the built-in model" if self.model == "builtin" else f"the model {readable(self.model)}"
         model = f" of {named}" if self.model else ""
         words = readable(" ".join(SPECIAL.sub(" ", self.text).split()))
-        size = _count(self.T, "token")
-        start = f"“{words}”"
-        if len(words) > EXCERPT:
-            start = f"“{words[: EXCERPT - 1].rsplit(' ', 1)[0]}…” ({size})"
         quoted = any(letter.isalpha() for letter in words)
-        return f"What the attention heads{model} do with " + (start if quoted else size)
+        start = f"“{_excerpt(words, EXCERPT)}”" if quoted else _count(self.T, "token")
+        return f"What the attention heads{model} do with {start}{self._keys_quoted}"
+
+    @property
+    def _keys_quoted(self) -> str:
+        """In cross-attention, the beginning of the other text."""
+        words = readable(" ".join(SPECIAL.sub(" ", "".join(self.keys)).split()))
+        if self.keys is self.tokens or not any(letter.isalpha() for letter in words):
+            return ""
+        return f", attending to “{_excerpt(words, EXCERPT // 2)}”"
 
     @property
     def sampled(self) -> tuple[AttentionMap, ...]:
@@ -164,7 +169,10 @@ class View:
         return " · ".join([size, *kinds_in_words(self.heads).values(), "attention is not importance"])
 
     def pairs(self, most: int = 8) -> list[Pair]:
-        """The `most` largest weights that are not on the first, the previous or the same token; each pair once."""
+        """The `most` largest weights that are not on the first, the previous or the same token; each pair once.
+
+        In cross-attention, only those on the first token are left out.
+        """
         return self._pairs[:most]
 
     @functools.cached_property
@@ -300,12 +308,13 @@ def _some(names: Sequence[str]) -> str:
 
 def shown_name(model: TextModel) -> str:
     """The name of a model in headings, which says if only its encoder is read."""
-    return f"{model.name} (encoder)" if is_encoder_of_two(model) else model.name
+    pair = getattr(getattr(model.module, "config", None), "is_encoder_decoder", False)
+    return f"{model.name} (encoder)" if pair and model.start is None else model.name
 
 
-def is_encoder_of_two(model: TextModel) -> bool:
-    """Whether a model is the encoder of an encoder–decoder model, which `open_model` opens."""
-    return bool(getattr(getattr(model.module, "config", None), "is_encoder_decoder", False))
+def _excerpt(words: str, most: int) -> str:
+    """The beginning of a text, up to a word that ends within `most` characters."""
+    return words if len(words) <= most else words[: most - 1].rsplit(" ", 1)[0] + "…"
 
 
 def _count(number: int, noun: str) -> str:
@@ -329,12 +338,13 @@ def spread(T: int, queries: int | None) -> Tensor | None:
 
 
 def _apart_from_near(weights: AttentionMap) -> tuple[Tensor, Tensor]:
-    """The largest weight of every query outside NEAR, and its key; a query has at most three keys in NEAR."""
+    """The largest weight of every query apart from NEAR, which has at most three keys, and its key."""
     top = weights.topk(min(4, weights.shape[3]))
     source = weights._source()
     batch, head, row = (source.axis(name) for name in ("batch", "head", "row"))
     grid = Grid(batch[:, None, None, None], head[:, None, None], row[:, None], top.keys, source.frame.T, source.frame.S)
-    found = top.weights.masked_fill(weights._probe(NEAR).visible(grid), 0.0)
+    near = sink(1) if weights._scoring.cross else NEAR  # the tokens of two texts are not beside each other
+    found = top.weights.masked_fill(weights._probe(near).visible(grid), 0.0)
     place = found.argmax(-1, keepdim=True)
     return found.gather(-1, place)[..., 0], top.keys.gather(-1, place)[..., 0]
 
@@ -411,6 +421,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def collected(model: Any, tokens: Any, wanted: Wanted) -> Collected:
     """The maps of one run of a model, or those given."""
     if isinstance(model, TextModel):
+        if model.start is not None:
+            raise OptionError(
+                f"view: {model.name} was opened with its decoder, which reads a text of its own. Open its encoder with "
+                f"open_model(path), or choose layers of one part: view(model.module, model.inputs(ids), layers=...)."
+            )
         ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _token_ids(tokens)
         _check_length(model, ids)
         found = _watched(model.module, lambda: model.read(ids), wanted, ids.shape[1])

@@ -7,7 +7,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from serving import TEXT, TOKEN, Process, listening
+from headwise.view.serve import runs
+from serving import TEXT, TOKEN, Process, listening, translator
 
 HOSTILE = (
     "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=2'> <s> </textarea> "
@@ -29,11 +30,12 @@ def page(browser):
 
 
 def ask(page, text, model="builtin"):
-    page.fill(".ask-text", text)
+    """Bring a text and a model, and run them; the page may be quicker, since it runs a short text by itself."""
+    page.wait_for_selector(f".live option[value='{model}']", state="attached")
     if model != page.input_value(".live select"):
-        page.wait_for_selector(f".live option[value='{model}']", state="attached")
         page.select_option(".live select", model)
-    page.click(".go")
+    page.fill(".ask-text", text)
+    page.press(".ask-text", "Control+Enter")
 
 
 def wait(page, expression, seconds=20):
@@ -45,9 +47,9 @@ def wait(page, expression, seconds=20):
 
 
 def atlas(page, heads):
-    """Wait for the pictures of the last run, not of the example that the page begins with."""
-    last = "window.headwiseLive.side?.source.id === window.headwiseLive.id"
-    wait(page, f"{last} && document.querySelectorAll('#headwise .head').length === {heads}")
+    """Wait for the pictures of what the fields ask for, not of the example that the page begins with."""
+    current = "document.querySelector('.go').dataset.state === 'current'"
+    wait(page, f"{current} && document.querySelectorAll('#headwise .head').length === {heads}")
 
 
 def test_a_text_is_typed_and_the_atlas_appears(live, page):
@@ -88,12 +90,11 @@ def test_what_is_typed_before_the_server_answers_is_neither_lost_nor_mixed_with_
     page.held = []
     page.goto(live.address)
     page.fill(".ask-text", TEXT)
-    page.wait_for_timeout(500)  # long enough for the page to ask by itself
+    wait(page, "!window.headwiseLive.pending")  # the page would have asked by itself
+    assert page.get_attribute(".go", "data-state") == "running"
     assert answers.wait(20)
     page.held[0].continue_()
     page.unroute("**/api/models")
-    page.wait_for_selector(".live option", state="attached")
-    page.click(".go")
     atlas(page, 56)
     assert page.input_value(".ask-text") == TEXT
 
@@ -180,7 +181,7 @@ def test_hostile_tokens_stay_text(live, page):
     atlas(page, 56)
     page.click("#headwise .head[data-place='0.0']")
     page.wait_for_selector(".map-canvas")
-    page.wait_for_timeout(100)
+    wait(page, "document.getElementById('headwise').headwise.resting")
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("document.querySelectorAll('img, #headwise script, #live script').length") == 0
     assert "</script><script>window.hacked=1</script>" in page.inner_text(".text").replace("\n", "")
@@ -206,8 +207,32 @@ def test_an_empty_text_is_refused_in_words(live, page):
     page.goto(live.address)
     atlas(page, 56)
     page.fill(".ask-text", "")
-    page.click(".go")
+    assert page.inner_text(".status") == "Type or paste a text."
+    assert page.is_disabled(".go")
+    page.click(".write")
     assert "The text is empty" in page.inner_text(".status.wrong")
+
+
+def test_the_button_says_whether_the_pictures_are_those_of_the_text(live, page):
+    page.goto(live.address)
+    atlas(page, 56)
+    assert page.inner_text(".go") == "✓ Up to date"
+    assert page.is_disabled(".go")
+    long = "The captain looked at the sea. " * 140  # more than the page runs by itself
+    page.fill(".ask-text", long)
+    assert page.inner_text(".go") == "Run"
+    wait(page, "!window.headwiseLive.pending")
+    assert page.inner_text(".go") == "Run", "the pictures are still those of the example"
+    page.select_option(".live select", "small")  # which runs
+    atlas(page, 6)
+    page.fill(".ask-text", long + "Then he laughed.")
+    page.click(".go")
+    atlas(page, 6)
+    assert page.locator("#headwise .text").text_content().endswith("Then he laughed.")
+    page.fill(".ask-text", TEXT)
+    assert page.inner_text(".go") in ("Updating…", "✓ Up to date")
+    atlas(page, 6)
+    assert "16 tokens" in page.inner_text(".sentence")
 
 
 def test_it_begins_with_a_title_a_model_an_example_and_its_picture(live, page):
@@ -240,6 +265,48 @@ def test_a_clicked_candidate_is_appended_and_the_model_continues(live, page):
     atlas(page, 56)
 
 
+@pytest.fixture(scope="module")
+def two_texts(live, tmp_path_factory):
+    """The server also offers an encoder–decoder model."""
+    live.runs.models.add("two", translator("bart", tmp_path_factory.mktemp("two")))
+    return live
+
+
+def test_an_encoder_and_a_decoder_show_three_parts_and_two_texts(two_texts, page):
+    page.goto(two_texts.address)
+    atlas(page, 56)
+    assert page.is_hidden(".parts")
+    assert page.is_hidden(".ask-target")
+    ask(page, TEXT, "two")
+    atlas(page, 9)
+    assert page.locator(".parts button").all_inner_texts() == ["Encoder", "Decoder", "Cross-attention"]
+    assert page.is_hidden("text=color words by their loss"), "words of the encoder have no loss"
+    page.get_by_role("radio", name="Cross-attention").click()
+    atlas(page, 6)
+    assert "(cross-attention)" in page.inner_text("h1")
+    assert "attending to 15" in page.inner_text(".sentence")
+    written = page.get_attribute(".ask-target", "placeholder").partition(": ")[2]
+    assert written == two_texts.runs[page.evaluate("window.headwiseLive.id")].written
+    page.fill(".ask-target", "The sea looked back.")
+    atlas(page, 6)
+    assert "6 tokens attending to 15" in page.inner_text(".sentence")
+    page.click("#headwise .head[data-place='1.2']")
+    run = two_texts.runs[page.evaluate("window.headwiseLive.id")]
+    expected = float(run.layer(1)[0, 2, 4, 11])
+    value = "document.getElementById('headwise').headwise.stage.shown[0].tiles?.value(4, 11)"
+    wait(page, f"Math.abs({value} - {expected}) < 1e-6")
+    page.get_by_label("color words by their loss").check()
+    wait(page, "document.querySelector('.text.by-number') !== null")
+    page.locator(".candidate").first.click()
+    wait(page, "document.querySelector('.sentence').textContent.includes('7 tokens attending to 15')")
+    page.reload()
+    wait(page, "document.querySelector('.sentence')?.textContent.includes('7 tokens attending to 15')")
+    assert page.input_value(".ask-target").startswith("The sea looked back.")
+    page.select_option(".live select", "builtin")
+    wait(page, "document.querySelector('.sentence').textContent.startsWith('7 layers')")
+    assert page.is_hidden(".parts")
+
+
 def test_words_are_colored_by_their_loss(live, page):
     page.goto(live.address)
     atlas(page, 56)
@@ -259,7 +326,8 @@ def test_a_sweep_colors_every_head_by_what_it_adds_to_the_loss(live, page):
     ask(page, TEXT, "small")
     atlas(page, 6)
     page.click(".sweep")
-    wait(page, "document.querySelector('.status').textContent.startsWith('Bars: what removing')")
+    wait(page, "document.querySelector('.status').textContent.startsWith('Each head was switched off')")
+    assert page.inner_text(".about").startswith("Bars: what removing the head adds to the loss")
     told = page.locator(".head .bar-text").all_inner_texts()
     page.get_by_label("click a head to switch it off").check()
     page.click("#headwise .head[data-place='1.2']")
@@ -298,12 +366,10 @@ def test_all_heads_are_in_the_window_and_nothing_is_wider_than_a_phone(live, pag
     page.goto(live.address)
     atlas(page, 56)
     wait(page, "!document.querySelector('.outcome').hidden")
-    page.wait_for_timeout(150)
     bottoms = "Array.from(document.querySelectorAll('#headwise .head'), (head) => head.getBoundingClientRect().bottom)"
-    assert page.evaluate(f"Math.max(...{bottoms})") <= 860
+    wait(page, f"Math.max(...{bottoms}) <= 860")
     page.set_viewport_size({"width": 390, "height": 800})
-    page.wait_for_timeout(150)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    wait(page, "innerWidth === 390 && document.documentElement.scrollWidth <= 390")
 
 
 def test_the_lower_edge_of_the_map_is_in_the_window(live, page):
@@ -311,8 +377,7 @@ def test_the_lower_edge_of_the_map_is_in_the_window(live, page):
     atlas(page, 56)
     page.click("#headwise .head[data-place='4.2']")
     page.wait_for_selector(".map-canvas")
-    page.wait_for_timeout(200)
-    assert page.evaluate("document.querySelector('.map-canvas').getBoundingClientRect().bottom") <= 860
+    wait(page, "document.querySelector('.map-canvas').getBoundingClientRect().bottom <= 860")
 
 
 def test_a_long_text_says_from_how_many_rows_it_is_shown(live, page):
@@ -329,16 +394,25 @@ def test_a_long_text_says_from_how_many_rows_it_is_shown(live, page):
     assert "without 1 head" in page.inner_text(".next")
 
 
-def test_a_run_is_cancelled(live, page):
+def test_a_run_is_cancelled(live, page, monkeypatch):
     page.goto(live.address)
-    ask(page, "The captain looked at the sea and the sea looked back. " * 300)
-    page.wait_for_selector(".stop:not([hidden])")
-    page.click(".stop")
-    assert page.inner_text(".status") == "Cancelled."
-    for _ in range(500):
-        if not any(look.stage in ("waiting", "running", "measuring") for look in live.runs._kept.values()):
-            break
-        time.sleep(0.01)
+    atlas(page, 56)
+
+    def endless(*args, progress, **options):
+        while True:
+            progress(0.5)  # raises when it is cancelled
+            time.sleep(0.01)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "run_model", endless)
+        ask(page, "The captain looked back.")
+        page.click(".stop")
+        wait(page, "document.querySelector('.status').textContent === 'Cancelled.'")
+        assert page.inner_text(".go") == "Run"
+        wait_for_end = time.monotonic() + 20
+        while any(look.stage == "running" for look in live.runs._kept.values()):
+            assert time.monotonic() < wait_for_end
+            time.sleep(0.01)
     ask(page, TEXT)
     atlas(page, 56)
 

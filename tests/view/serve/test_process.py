@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-import time
 
 import httpx
 import pytest
@@ -149,13 +148,12 @@ def test_connections_that_say_nothing_are_closed_and_do_not_keep_the_owner_out(m
         with httpx.Client(headers=OWN) as owner:
             answer = owner.get(f"http://127.0.0.1:{place[1]}/api/models")
             assert answer.status_code == 200
-            time.sleep(1.0)
             assert all(_is_closed(connection) for connection in opened)
             assert owner.get(f"http://127.0.0.1:{place[1]}/api/models").status_code == 200
 
 
 def _is_closed(connection):
-    connection.settimeout(1.0)
+    connection.settimeout(20)  # it waits until that happens
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:
@@ -169,7 +167,6 @@ def test_a_header_that_stops_half_way_after_an_answer_is_given_up(monkeypatch):
         connection.sendall(b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
         assert connection.recv(15) == b"HTTP/1.1 200 OK"
         connection.sendall(b"GET / HTTP/1.1\r\n")
-        time.sleep(0.8)
-        connection.setblocking(False)
+        connection.settimeout(20)
         while connection.recv(2**16):
-            pass  # ends with b"", or raises if the connection is still open
+            pass  # ends with b"", or raises if the connection stays open

@@ -18,6 +18,7 @@ from headwise.view.serve import app, models, runs
 from headwise.view.serve import runs as runs_module
 from headwise.view.serve.models import outcome
 from headwise.view.serve.requests import Limits
+from headwise.view.serve.texts import RunTexts
 from serving import TEXT, begun, looked, refused, small_model, until
 
 LONG = "The captain looked at the sea and the sea looked back. " * 110  # 1322 tokens
@@ -73,9 +74,9 @@ def test_one_token_has_no_loss_and_a_next(client):
 def test_the_loss_of_a_long_text_does_not_depend_on_its_portions(monkeypatch):
     model = small_model()
     ids = torch.arange(3, 103)[None]
-    whole = outcome(model, ids)
+    whole = outcome(model, RunTexts(ids))
     monkeypatch.setattr(models, "CHUNK", 7)
-    assert outcome(model, ids).loss == pytest.approx(whole.loss, abs=1e-5)
+    assert outcome(model, RunTexts(ids)).loss == pytest.approx(whole.loss, abs=1e-5)
 
 
 def test_a_text_beyond_what_the_model_was_made_for_says_so(client):
@@ -150,7 +151,7 @@ def test_silent_heads_change_the_loss_as_zeros_in_the_output_projection_do(clien
         quiet.gpt.blocks[layer].attention.out_proj.weight[:, head * D : (head + 1) * D] = 0
     ids = model.tokens(TEXT)
     with torch.no_grad():
-        expected, plain = outcome(quiet, ids), outcome(model, ids)
+        expected, plain = outcome(quiet, RunTexts(ids)), outcome(model, RunTexts(ids))
     assert told["outcome"]["loss"] == pytest.approx(expected.loss, abs=1e-5)
     assert told["with_all_heads"]["loss"] == pytest.approx(plain.loss, abs=1e-5)
     assert told["outcome"]["next"][0]["probability"] == pytest.approx(expected.next[0].probability, abs=1e-5)
@@ -201,8 +202,8 @@ def test_a_transformers_model_is_looked_at_and_its_heads_fall_silent(client_of, 
     quiet.module.model.layers[1].self_attn.o_proj.weight[:, 16:] = 0
     ids = model.tokens(TEXT)
     with torch.no_grad():
-        assert told["outcome"]["loss"] == pytest.approx(outcome(quiet, ids).loss, abs=1e-5)
-        assert told["with_all_heads"]["loss"] == pytest.approx(outcome(model, ids).loss, abs=1e-5)
+        assert told["outcome"]["loss"] == pytest.approx(outcome(quiet, RunTexts(ids)).loss, abs=1e-5)
+        assert told["with_all_heads"]["loss"] == pytest.approx(outcome(model, RunTexts(ids)).loss, abs=1e-5)
     assert refused(client.post("/api/runs", json={"text": "a", "model": "other", "off": [[0, 3]]}), 422, "has 3 heads")
 
 
@@ -213,18 +214,6 @@ def test_an_encoder_has_maps_and_says_why_there_is_no_loss(client_of, tmp_path):
     assert "does not generate text" in told["outcome"]["missing"]
     answer = client.post("/api/runs", json={"text": "the sea " * 600, "model": "encoder"})
     assert refused(answer, 413, "the limit is 512")
-
-
-@pytest.mark.parametrize("kind", ["t5", "bart"])
-def test_of_an_encoder_and_a_decoder_the_encoder_is_shown_and_named(client_of, tmp_path, kind):
-    more = {"encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 3} if kind == "bart" else {}
-    client = client_of(two=opened(kind, "AutoModelForSeq2SeqLM", tmp_path, **more))
-    told = looked(client, model="two")
-    assert "encoder of an encoder–decoder model" in told["outcome"]["missing"]
-    found = manifest(client, told["id"])
-    assert "of the model two (encoder) do with" in found["title"]
-    assert found["measures"] == ["weights", "value", "contribution"]
-    assert refused(client.post("/api/continuation", json={"text": "a", "model": "two"}), 422, "does not generate")
 
 
 # Ends.

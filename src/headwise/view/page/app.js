@@ -6,7 +6,7 @@ const VIEWS = [["atlas", "Heads", "All heads as pictures"], ["words", "Text", "O
 
 class App {
   constructor(root, sides) {
-    Object.assign(this, { root, sides, side: sides[0], data: new SubjectData(this), store: new Store() });
+    Object.assign(this, { root, sides, side: sides[0], data: new SubjectData(this), store: new Store({ without: this.sinksOf(sides[0]) ? "1" : "" }) });
     this.first = this.firstHead();
     if (!Subject.parse(this.store.get("head"), sides)) this.store.values.head = this.first;
     if (this.side.manifest.about.importance && this.store.get("color") === "none") this.store.values.color = "importance";
@@ -23,7 +23,7 @@ class App {
     this.store.listen((changed, fromAddress) => this.changed(changed, fromAddress));
     this.onkey = (event) => this.key(event);
     this.onscheme = () => this.recolor();
-    this.onresize = debounced(() => (this.atlas.fit(), this.lines.draw()), 60);
+    this.onresize = debounced(() => (this.atlas.fit(), this.lines.fit()), 60);
     document.addEventListener("keydown", this.onkey);
     this.scheme.addEventListener("change", this.onscheme);
     addEventListener("resize", this.onresize);
@@ -44,6 +44,12 @@ class App {
     const there = manifest.clearest.filter(([l, h]) => !source.hasRows || source.hasRows(l, h));
     const busy = there.filter(([l, h]) => manifest.layers[l].heads[h].numbers.sink < 0.5);
     return [...busy, ...there, ...manifest.clearest][0].join(".");
+  }
+
+  // Whether everything that was asked for is drawn.
+  get resting() {
+    const maps = this.store.get("view") === "map" ? this.stage.shown : [];
+    return !awaited.count && !this.lines.frame && maps.every((map) => map.reach && map.drawn && !map.frame && !map.tiles.waiting);
   }
 
   get dark() {
@@ -134,10 +140,15 @@ class App {
       el("button", { type: "button", role: "radio", "aria-checked": String(name === this.measure), text: MEASURES[name].name, title: `Show ${MEASURES[name].told}`, onclick: () => this.store.set({ what: name }) })));
   }
 
+  // How many heads attend to the first token; only where some do is it left out from the start.
+  sinksOf({ manifest }) {
+    return manifest.layers.flatMap(({ heads }) => heads).filter(({ traits }) => traits.some(([name]) => name === SINK)).length;
+  }
+
   tellShown() {
     const view = this.store.get("view");
     const without = view === "map" ? this.kind === "rest" : this.without;
-    const sinks = this.side.manifest.layers.flatMap(({ heads }) => heads).filter(({ traits }) => traits.some(([name]) => name === SINK)).length;
+    const sinks = this.sinksOf(this.side);
     const left = !without || view === "table" ? "" : ` The first token${sinks ? `, on which ${plural(sinks, "head")} put${sinks === 1 ? "s" : ""} ${100 * SHARED.sink} % or more,` : ""} is left out, and the other weights are scaled up to sum to 1.`;
     const difference = view === "map" ? this.stage.difference : null;
     const what = view === "table" ? "averages per head, of attention weights." : MEASURES[this.measure].told;

@@ -3,11 +3,12 @@
 const GAP = 7;
 const CAPTION = 33; // pixels below a picture: its name and what the head does
 const NARROWEST = 60; // pixels: below this width a caption does not fit
-const ROOMY = 64; // pixels: below this width only a name fits into the empty corner of a causal map
+const ROOMY = 78; // pixels: below this width only a name fits into the empty corner of a causal map
 const NAMED = 38; // pixels: below this width not even a name does
 const BESIDE = 51; // pixels: with so much room beside a picture, its caption stands there
 const LARGEST = 132;
 const SMALLEST = 13;
+const HALF = 0.5;
 const RANKED = 8; // heads that are marked for a word
 
 class Atlas {
@@ -19,7 +20,7 @@ class Atlas {
     this.root = el("section", { class: "atlas", "aria-label": "All heads" }, this.told, this.body);
     this.cells = new Map();
     new ResizeObserver(() => this.root.clientWidth !== this.fitted && this.fit()).observe(this.root); // a frame may have no size at first
-    this.body.addEventListener("pointerover", (event) => this.tell(event.target.closest?.(".head")));
+    this.body.addEventListener("pointerover", (event) => event.target.closest?.(".head") && this.tell(event.target.closest(".head")));
     this.body.addEventListener("pointerleave", () => this.tell(null));
     this.body.addEventListener("focusin", (event) => this.tell(event.target.closest?.(".head")));
   }
@@ -46,11 +47,13 @@ class Atlas {
   tell(cell) {
     const { manifest } = this.app.side;
     if (!cell) {
-      const inked = this.app.measure === "contribution" ? "colored by how much each attended token contributes" : "inked where that token attends";
-      return fill(this.told, `Each picture is one head: a row for every token, ${inked}.${manifest.layers.length > 1 ? " Layers run from top to bottom." : ""}`);
+      this.told.style.minHeight = "";
+      const inked = this.app.measure === "contribution" ? "colored by how much each attended token contributes" : manifest.keys ? "inked where it attends" : "inked where that token attends";
+      return fill(this.told, `Each picture is one head: a row for every token${manifest.keys ? " that attends, a column for every token of the other text" : ""}, ${inked}.${manifest.layers.length > 1 ? " Layers run from top to bottom." : ""}`);
     }
     const [l, h] = cell.dataset.place.split(".").map(Number);
     const head = manifest.layers[l].heads[h];
+    this.told.style.minHeight = `${this.told.getBoundingClientRect().height}px`; // pictures must not move under the finger
     return fill(this.told, el("b", { text: `Head ${l}.${head.head}` }), ` ${head.about}`);
   }
 
@@ -59,15 +62,20 @@ class Atlas {
     return this.app.scale(this.app.store.get("rows") ? Math.max(0, this.app.contrast - 1) : this.app.contrast);
   }
 
+  // Heads that give most of their attention to the first token.
+  get faint() {
+    return this.app.side.manifest.layers.flatMap(({ heads }) => heads).filter((head) => head.numbers.sink > HALF);
+  }
+
   drawLegend() {
     const { unit } = MEASURES[this.app.measure];
     const [left, rows] = [this.app.without ? " without the first token" : "", this.app.store.get("rows") ? ", relative to its row’s largest" : ""];
-    const faint = this.app.without ? "; faint: more than half is left out" : "";
+    const faint = this.app.without && this.faint.length ? "; faint: more than half is left out" : "";
     fill(this.legend, legendOf(this.scale, `${unit}${left}${rows}${faint}`, this.app.dark));
   }
 
   paintAll() {
-    for (const [place, cell] of this.cells) this.draw(cell.querySelector("canvas"), ...place.split(".").map(Number));
+    for (const [place, cell] of this.cells) tracked(this.draw(cell.querySelector("canvas"), ...place.split(".").map(Number)));
   }
 
   async draw(canvas, l, h) {
@@ -76,7 +84,7 @@ class Atlas {
     const [turn, subject] = [(canvas.turn = (canvas.turn || 0) + 1), new Subject(0, l, h)];
     const [picture, reach] = await Promise.all([data.source(subject).thumbnail(l, h, this.app.without), data.reach(subject)]);
     if (turn !== canvas.turn || !picture) return;
-    canvas.classList.toggle("faint", this.app.without && manifest.layers[l].heads[h].numbers.sink > 0.5);
+    canvas.classList.toggle("faint", this.app.without && manifest.layers[l].heads[h].numbers.sink > HALF);
     const values = store.get("rows") ? inRows(picture) : picture.values;
     const painted = paint(values, picture.cols, picture.rows, this.scale, this.app.dark);
     [canvas.width, canvas.height] = [picture.cols, picture.rows];

@@ -28,6 +28,16 @@ function sharpen(canvas, width, height) {
   return context;
 }
 
+// How many answers are awaited that will change what is shown; `App.resting` is for whoever takes pictures.
+const awaited = { count: 0 };
+
+function tracked(answer) {
+  const done = () => awaited.count--;
+  awaited.count++;
+  answer.then(done, done);
+  return answer;
+}
+
 const prefersStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 const clamp = (x, low, high) => Math.max(low, Math.min(high, x));
 

@@ -1,6 +1,6 @@
 // The text view: the words of the text twice, and a line from every word to the words that it attends to in one head.
 
-const LINE = 24; // pixels per word
+const [CLOSE, WIDE] = [24, 34]; // pixels per word, for a long text and for a short one
 const FAINTEST = 0.02; // weights below are not drawn, unless a word is chosen
 
 class Lines {
@@ -17,6 +17,7 @@ class Lines {
     this.root = el("section", { class: "lines", "aria-label": "The text with lines" }, this.bar, this.legend, this.told, this.box);
     this.rows = new Map();
     this.at = null;
+    this.line = CLOSE;
     this.listen();
     new ResizeObserver(() => this.draw()).observe(this.box);
   }
@@ -54,8 +55,8 @@ class Lines {
   }
 
   reveal(at) {
-    const [top, height] = [at * LINE, this.box.clientHeight];
-    if (top < this.box.scrollTop || top + LINE > this.box.scrollTop + height) this.box.scrollTop = top - height / 2;
+    const [top, height] = [at * this.line, this.box.clientHeight];
+    if (top < this.box.scrollTop || top + this.line > this.box.scrollTop + height) this.box.scrollTop = top - height / 2;
   }
 
   // Rebuild for the head; the first token is left out unless the reader asks for it.
@@ -63,11 +64,22 @@ class Lines {
     const { app } = this;
     const { manifest } = app.side;
     this.rows.clear();
-    this.inner.style.height = `${Math.max(manifest.T, manifest.S) * LINE}px`;
+    this.fit();
     if (!this.bar.contains(document.activeElement)) this.toolbar();
     this.drawLegend();
     this.show(app.locked());
-    requestAnimationFrame(() => this.draw());
+    requestAnimationFrame(() => this.fit());
+  }
+
+  // As high as the window allows, and words as far apart.
+  fit() {
+    if (!this.root.isConnected) return;
+    const { manifest } = this.app.side;
+    const [room, words] = [Math.max(320, this.app.roomFor(this.box) - 16), Math.max(manifest.T, manifest.S)];
+    this.line = clamp(Math.floor((room - 18) / words), CLOSE, WIDE);
+    this.inner.style.height = `${words * this.line}px`;
+    this.box.style.height = `${Math.min(room, words * this.line + 18)}px`;
+    this.draw();
   }
 
   toolbar() {
@@ -81,7 +93,7 @@ class Lines {
 
   drawLegend() {
     const { app } = this;
-    const [left, mark] = app.without ? [" without the first token, of what is left", ". −99 %: so much of a row is left out"] : ["", ""];
+    const [left, mark] = app.without ? [", of what is left without the first token", ". −99 %: so much of a row is left out"] : ["", ""];
     fill(this.legend, legendOf(app.scale(), `${MEASURES[app.measure].unit}${left}. Thicker and ${app.dark ? "brighter" : "darker"}: more${mark}`, app.dark));
   }
 
@@ -108,7 +120,7 @@ class Lines {
     if (!this.rows.has(query)) {
       if (this.rows.size > 4000) this.rows.clear();
       const made = this.app.data.row(this.app.subject(), query).then((row) => (row && this.app.without && !row.span ? withoutFirst(row, this.app.side.manifest.first) : row));
-      this.rows.set(query, made);
+      this.rows.set(query, tracked(made));
       made.then((row) => (made.found = row));
     }
     return this.rows.get(query);
@@ -119,7 +131,7 @@ class Lines {
     const { manifest } = this.app.side;
     const [top, height, width] = [this.box.scrollTop, this.box.clientHeight, this.inner.clientWidth];
     if (!height || !this.root.isConnected) return;
-    const [first, last] = [Math.max(0, Math.floor(top / LINE) - 2), Math.min(Math.max(manifest.T, manifest.S), Math.ceil((top + height) / LINE) + 2)];
+    const [first, last] = [Math.max(0, Math.floor(top / this.line) - 2), Math.min(Math.max(manifest.T, manifest.S), Math.ceil((top + height) / this.line) + 2)];
     this.column(this.left, manifest.labels, "from", first, last);
     this.column(this.right, manifest.keyLabels, "to", first, last);
     const room = Math.max(60, width - this.left.offsetWidth - this.right.offsetWidth);
@@ -152,7 +164,7 @@ class Lines {
     if (!row) return;
     const scale = this.app.scale();
     const one = this.at !== null;
-    const y = (at) => (at + 0.5) * LINE - top;
+    const y = (at) => (at + 0.5) * this.line - top;
     for (let i = row.keys.length - 1; i >= 0; i--) {
       const weight = row.weights[i];
       const size = Math.min(1, Math.abs(weight)); // contributions may be negative, and above 1
@@ -178,33 +190,34 @@ class Lines {
     for (const [labels, x, align] of [[manifest.labels, 180, "right"], [manifest.keyLabels, 200 + room, "left"]]) {
       context.textAlign = align;
       context.fillStyle = colors.ink;
-      for (const i of range(first, Math.min(last, labels.length))) context.fillText(wordOf(labels[i], 18), x, (i - first + 0.5) * LINE);
+      for (const i of range(first, Math.min(last, labels.length))) context.fillText(wordOf(labels[i], 18), x, (i - first + 0.5) * this.line);
     }
     context.save();
     context.translate(190, 0);
-    for (const query of this.at === null ? range(first, Math.min(last, manifest.T)) : [this.at]) this.curve(context, this.rows.get(query)?.found, query, first * LINE, room, new Map());
+    for (const query of this.at === null ? range(first, Math.min(last, manifest.T)) : [this.at]) this.curve(context, this.rows.get(query)?.found, query, first * this.line, room, new Map());
     context.restore();
   }
 
   // The rows in view, and the size of their picture.
   window() {
     const { manifest } = this.app.side;
-    const first = Math.floor(this.box.scrollTop / LINE);
-    return [first, Math.min(Math.max(manifest.T, manifest.S), Math.ceil((this.box.scrollTop + this.box.clientHeight) / LINE))];
+    const first = Math.floor(this.box.scrollTop / this.line);
+    return [first, Math.min(Math.max(manifest.T, manifest.S), Math.ceil((this.box.scrollTop + this.box.clientHeight) / this.line))];
   }
 
   get size() {
     const [first, last] = this.window();
-    return [800, (last - first) * LINE];
+    return [800, (last - first) * this.line];
   }
 
   column(side, labels, name, first, last) {
-    if (side.dataset.shown === `${first}-${last}` && side.labels === labels) return;
-    side.dataset.shown = `${first}-${last}`;
+    const shown = `${first}-${last} ${this.line}`;
+    if (side.dataset.shown === shown && side.labels === labels) return;
+    side.dataset.shown = shown;
     side.labels = labels;
     fill(side, ...range(first, Math.min(last, labels.length)).map((i) => {
       const word = el("div", { class: "lines-word", "data-i": i, "data-side": name }, el("bdi", { text: wordOf(labels[i], 18) }));
-      word.style.top = `${i * LINE}px`;
+      word.style.top = `${i * this.line + (this.line - CLOSE) / 2}px`;
       return word;
     }));
   }

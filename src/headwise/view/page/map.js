@@ -144,7 +144,7 @@ class HeadMap {
   figure(value) {
     if (value === 0) return "0"; // numbers that only round to 0 are written below as <.01
     if (this.scale.name === "ratio") return value < 0.05 ? "<.1" : value >= 10 ? value.toFixed(0) : value.toFixed(1);
-    if (Math.abs(value) < 0.005) return value > 0 ? "<.01" : ">−.01";
+    if (Math.abs(value) < 0.005) return this.scale.name === "difference" ? "≈0" : "<.01";
     return value.toFixed(2).replace("0.", ".").replace("-", "−");
   }
 

@@ -125,7 +125,7 @@ class Reading {
       return this.invite();
     }
     const subject = this.app.subject();
-    const [row, column, ranking] = await Promise.all([this.app.data.row(subject, at), this.both ? this.app.data.column(subject, at) : null, this.app.data.source(new Subject(0, 0, 0)).ranking(at)]);
+    const [row, column, ranking] = await tracked(Promise.all([this.app.data.row(subject, at), this.both ? this.app.data.column(subject, at) : null, this.app.data.source(new Subject(0, 0, 0)).ranking(at)]));
     if (turn !== this.turn) return undefined;
     this.clear();
     this.mark(this.query(at), "here");
@@ -174,14 +174,14 @@ class Reading {
   invite() {
     const subject = this.app.subject();
     const { manifest } = this.app.side;
-    fill(this.note, el("p", { class: "soft" }, "Point at a word to see what it attends to, and what attends to it, in ", el("b", { text: subject.title(manifest) }), `, which ${subject.about(manifest)}.`), this.pairs());
+    fill(this.note, el("p", { class: "soft" }, `Point at a word to see what it attends to${manifest.keys ? "" : ", and what attends to it"}, in `, el("b", { text: subject.title(manifest) }), `, which ${subject.about(manifest)}.`), this.pairs());
   }
 
-  // The strongest pairs of all heads; within one text, only those further back.
+  // The largest weights of all heads, as `View.pairs` chooses them.
   pairs() {
     const { manifest } = this.app.side;
     if (!manifest.pairs.length) return null;
-    return el("div", { class: "pairs" }, el("h3", { text: manifest.keys ? "Largest weights of all heads" : "Largest weights of all heads, further back than the previous token and not to the first (true weights)" }), el("ul", {}, ...manifest.pairs.map((pair) =>
+    return el("div", { class: "pairs" }, el("h3", { text: `Largest attention weights of all heads, besides those to the first${manifest.keys ? "" : ", the previous and the same"} token${this.app.without ? " (not rescaled)" : ""}` }), el("ul", {}, ...manifest.pairs.map((pair) =>
       el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.openPair(pair) },
         this.placed(manifest.labels, pair.query), " → ", this.placed(manifest.keyLabels, pair.key), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), el("span", { class: "soft", text: ` head ${pair.layer}.${pair.head}` }))))));
   }

@@ -93,7 +93,7 @@ class Stage {
         map.resize();
       }
     }
-    map.show(who, than, kind).then(() => map === this.shown[0] && map.scale && this.drawLegend(map.scale, than ? [who, than] : null));
+    tracked(map.show(who, than, kind)).then(() => map === this.shown[0] && map.scale && this.drawLegend(map.scale, than ? [who, than] : null));
     map.exact = null;
     if (than || !who.single || kind === "uniform" || kind === "rest") return;
     const source = this.app.data.source(who);
@@ -223,7 +223,7 @@ class Stage {
       fill(this.info, el("span", { class: "soft", text: "Point at the map. Zoom with the wheel, a pinch, or + and −. Move by dragging or with the arrow keys." }));
       return;
     }
-    const [found, other] = await Promise.all([app.data.cell(app.subject(), cell.query, cell.key), this.minus && this.sameSize(this.minus) ? app.data.cell(this.minus, cell.query, cell.key) : null]);
+    const [found, other] = await tracked(Promise.all([app.data.cell(app.subject(), cell.query, cell.key), this.minus && this.sameSize(this.minus) ? app.data.cell(this.minus, cell.query, cell.key) : null]));
     if (turn !== this.turn) return;
     fill(this.info, el("p", {}, ...this.words(cell)), this.figures(found, other), ...this.context(cell));
   }
@@ -260,7 +260,7 @@ class Stage {
     const { manifest } = this.app.side;
     const { unit } = MEASURES[this.app.measure];
     const names = { share: this.app.kind === "rest" ? `${unit} without the first token` : unit, ratio: "multiple of uniform attention", difference: pair ? this.difference : unit };
-    fill(this.legend, legendOf(scale, names[scale.name], this.app.dark), el("p", { class: "soft legend-name" }, el("span", { class: "hidden-key" }), " hidden by the mask"), this.bars(pair));
+    fill(this.legend, legendOf(scale, names[scale.name], this.app.dark), manifest.masked ? el("p", { class: "soft legend-name" }, el("span", { class: "hidden-key" }), " hidden by the mask") : null, this.bars(pair));
   }
 
   // What the bars along the edges are, if there are any.
@@ -281,7 +281,7 @@ class Stage {
     if (depth >= levels) return;
     const atEnd = this.view && this.view.scale * span * (window.devicePixelRatio || 1) > 8;
     const known = rows === "top" ? " The 8 largest weights of every row are drawn as single cells." : "";
-    const command = model === "builtin" ? "headwise serve" : `headwise serve --model ${(model || "FOLDER").replace(/ \(encoder\)$/, "")}`;
+    const command = model === "builtin" ? "headwise serve" : `headwise serve --model ${(model || "FOLDER").replace(/ \([a-z-]+\)$/, "")}`;
     fill(this.limit, `One pixel of this file covers ${count(span)} × ${count(span)} weights.${known} For every single weight, run `, el("code", { text: command }), " and open the text there.");
     this.limit.classList.toggle("at-end", Boolean(atEnd));
   }

@@ -3,10 +3,12 @@
 const DEFAULTS = { view: "atlas", head: "", with: "", show: "difference", what: "weights", kind: "mass", at: "", word: "", sort: "place", color: "none", without: "1", rows: "1", contrast: "2" };
 
 class Store {
-  constructor() {
+  // own: defaults that depend on what is shown.
+  constructor(own = {}) {
     this.listeners = [];
-    this.values = { ...DEFAULTS, ...this.read() };
-    this.onhash = () => this.set({ ...DEFAULTS, ...this.read() }, true);
+    this.defaults = { ...DEFAULTS, ...own };
+    this.values = { ...this.defaults, ...this.read() };
+    this.onhash = () => this.set({ ...this.defaults, ...this.read() }, true);
     addEventListener("hashchange", this.onhash);
     this.write = debounced(() => this.writeNow(), 150);
   }
@@ -18,7 +20,7 @@ class Store {
   }
 
   writeNow() {
-    const changed = Object.entries(this.values).filter(([key, value]) => value !== DEFAULTS[key]);
+    const changed = Object.entries(this.values).filter(([key, value]) => value !== this.defaults[key]);
     const text = changed.map(([key, value]) => `${key}=${encodeURIComponent(value).replaceAll("%2C", ",").replaceAll("%3A", ":")}`).join("&");
     try {
       history.replaceState(history.state, "", text ? `#${text}` : location.pathname + location.search);

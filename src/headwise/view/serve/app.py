@@ -180,7 +180,7 @@ class Server:
         if wanted.text is None:
             raise Refusal(400, "text: expected the text to continue.")
         text, name = wanted.text, self.runs.models.name_of(wanted.model)
-        found = await self._computed(request, lambda: continued(self.runs.models[name], text, CONTINUED))
+        found = await self._computed(request, lambda: continued(self.runs.models[name], text, CONTINUED, wanted.target))
         return JSONResponse({"text": found})
 
     def _run(self, request: Request) -> Run:

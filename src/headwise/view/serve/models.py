@@ -18,8 +18,8 @@ from headwise.study.interventions import silence
 from headwise.study.passes import split_name
 from headwise.study.watch import attention_layers, watch
 from headwise.view.carried import Carried, carried
-from headwise.view.result import is_encoder_of_two
 from headwise.view.serve.requests import Refusal
+from headwise.view.serve.texts import CROSS, DECODER, ENCODER, TAIL, RunTexts, added, generated, target_of, writes
 from headwise.weights import AttentionMap
 
 CHUNK = 1024  # tokens whose logits are in memory at a time
@@ -30,10 +30,6 @@ PROBED = 8  # tokens with which a model is asked whether it predicts the next on
 PREPARED = 5  # passes, about, that `importance` makes besides those that it counts
 
 SILENT = "This model does not generate text, so there is no loss and no next token."
-ENCODER = (
-    "This is the encoder of an encoder–decoder model: it reads the text and predicts no token, so there is no loss. "
-    "headwise.view(model, inputs, layers=...) shows the decoder in Python."
-)
 
 HeadPairs = Sequence[tuple[int, int]]
 
@@ -82,7 +78,7 @@ class Models:
         """The model, opened now if necessary."""
         with self._lock:
             if name not in self._open:
-                self._open[name] = open_model(self._paths[name])
+                self._open[name] = open_model(self._paths[name], both=True)
             return self._open[name]
 
     def to_dicts(self) -> list[dict[str, Any]]:
@@ -91,10 +87,11 @@ class Models:
 
 
 class NextToken(NamedTuple):
-    """A token that may come next, and its probability."""
+    """A token that may come next, its probability, and what it adds to the text."""
 
     token: str
     probability: float
+    text: str
 
 
 class Outcome(NamedTuple):
@@ -138,22 +135,22 @@ class Ran(NamedTuple):
 
 def run_model(
     model: TextModel,
-    ids: Tensor,
+    texts: RunTexts,
     off: HeadPairs = (),
     *,
     maps: bool = True,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Ran:
-    """The maps of all layers in order, what their weights carry, and the outcome, without any T×T tensor.
+    """The maps of all layers of a part in order, what their weights carry, and the outcome, without any T×T tensor.
 
     Args:
         model: the model.
-        ids: (1, T).
+        texts: what it reads, and the part that is shown.
         off: pairs of layer and head to switch off.
         maps: False for the outcome only.
         progress: called before each module with the share that is done; an exception from it ends the run.
     """
-    names = layer_names(model)
+    names = layer_names(model, texts.part)
     silent: dict[str, list[int]] = {}
     for layer, head in off:
         silent.setdefault(names[layer], []).append(head)
@@ -162,24 +159,35 @@ def run_model(
         if silent:
             contexts.enter_context(silence(model.module, silent))
         seen = contexts.enter_context(watch(model.module, outputs=True)) if maps else None
-        found = outcome(model, ids)
+        found = outcome(model, texts)
     progress(1.0)
     if seen is None:
         return Ran({}, None, found)
-    collected = {name: weights.detach() for name, weights in seen.items()}
+    collected = {name: seen[name].detach() for name in names}
     return Ran(collected, carried(collected, seen.outputs), found)
 
 
-_known: "weakref.WeakKeyDictionary[torch.nn.Module, list[str]]" = weakref.WeakKeyDictionary()
+_known: "weakref.WeakKeyDictionary[torch.nn.Module, dict[str, str]]" = weakref.WeakKeyDictionary()
 
 
-def layer_names(model: TextModel) -> list[str]:
-    """The layers of a model in the order of their calls, found by running it on one token; see `study.passes`."""
+def layer_names(model: TextModel, part: str = "") -> list[str]:
+    """The layers of a model, or of a part of it, in the order of their calls; see `study.passes`."""
     if model.module not in _known:
-        with torch.no_grad(), watch(model.module, statistics=lambda weights: None) as seen:
-            model.read(torch.zeros(1, 1, dtype=torch.int64, device=model.device))
-        _known[model.module] = list(seen)
-    return _known[model.module]
+        _known[model.module] = _parts_of_layers(model)
+    return [name for name, found in _known[model.module].items() if part in ("", found)]
+
+
+def _parts_of_layers(model: TextModel) -> dict[str, str]:
+    """The part of a model that each of its layers is in, found by running it on one token."""
+    with torch.no_grad(), watch(model.module, statistics=lambda weights: weights._scoring.cross) as crosses:
+        model.read(torch.zeros(1, 1, dtype=torch.int64, device=model.device))
+    if model.start is None:
+        return dict.fromkeys(crosses, "")
+    module: Any = model.module
+    layers = attention_layers(module, "serve")
+    inside = {id(part) for part in module.get_encoder().modules()}
+    encodes = {name: id(layers[split_name(name, layers)[0]]) in inside for name in crosses}
+    return {name: ENCODER if encodes[name] else CROSS if cross else DECODER for name, cross in crosses.items()}
 
 
 @contextlib.contextmanager
@@ -208,12 +216,13 @@ def interruptible(model: TextModel, progress: Callable[[float], None], passes: i
             handle.remove()
 
 
-def check_off(model: TextModel, off: HeadPairs) -> None:
-    """Refuse layers and heads that do not exist."""
-    names, layers = layer_names(model), attention_layers(model.module, "serve")
+def check_off(model: TextModel, off: HeadPairs, part: str = "") -> None:
+    """Refuse layers and heads that do not exist in this part."""
+    names, layers = layer_names(model, part), attention_layers(model.module, "serve")
     for layer, head in off:
         if layer >= len(names):
-            raise OptionError(f"layer {layer}: this model has {len(names)} layers, counted from 0.")
+            where = f"the {part}" if part else "this model"
+            raise OptionError(f"layer {layer}: {where} has {len(names)} layers, counted from 0.")
         most = _head_count(layers[split_name(names[layer], layers)[0]])
         if most is not None and head >= most:
             raise OptionError(f"head {layer}.{head}: this layer has {most} heads, counted from 0.")
@@ -226,14 +235,17 @@ def _head_count(layer: Any) -> int | None:
     return next((count for count in counts if isinstance(count, int)), None)
 
 
-def outcome(model: TextModel, ids: Tensor) -> Outcome:
-    """Run the model once over (1, T)."""
+def outcome(model: TextModel, texts: RunTexts) -> Outcome:
+    """Run the model once. With a decoder, the loss is that of the decoder's text."""
     if isinstance(model, LanguageModel):
-        return _builtin_outcome(model, ids)
+        return _builtin_outcome(model, texts.ids)
     if not hasattr(model.module, "lm_head") and getattr(model.module, "get_output_embeddings", lambda: None)() is None:
-        model.read(ids)
-        return Outcome(None, missing=ENCODER if is_encoder_of_two(model) else SILENT)
-    return _transformers_outcome(model, ids)
+        if texts.target is None:
+            model.read(texts.ids)
+        else:
+            model.module(**texts.inputs, use_cache=False)
+        return Outcome(None, missing=SILENT)
+    return _transformers_outcome(model, texts)
 
 
 def vocabulary(model: TextModel) -> int:
@@ -251,17 +263,20 @@ def _builtin_outcome(model: LanguageModel, ids: Tensor) -> Outcome:
         targets = ids[0, start + 1 : start + 1 + CHUNK]
         logits = model.gpt.logits(hidden[start : start + len(targets)])
         losses += F.cross_entropy(logits, targets, reduction="none").tolist()
-    return _outcome_of(losses, _likeliest(model, model.gpt.logits(hidden[-1])))
+    return _outcome_of(losses, _likeliest(model, model.gpt.logits(hidden[-1]), ids))
 
 
-def _transformers_outcome(model: TextModel, ids: Tensor) -> Outcome:
+def _transformers_outcome(model: TextModel, texts: RunTexts) -> Outcome:
+    ids = texts.ids if texts.target is None else texts.target
+    inputs = {"input_ids": ids} if texts.target is None else texts.inputs
     length = ids.shape[1]
     fits = length * vocabulary(model) * 4 <= LOGIT_BYTES
-    logits = model.module(input_ids=ids, use_cache=False, **({} if fits else {"logits_to_keep": 1})).logits[0].float()
-    following = _likeliest(model, logits[-1])
+    few = {} if fits or texts.target is not None else {"logits_to_keep": 1}
+    logits = model.module(**inputs, use_cache=False, **few).logits[0]
+    following = _likeliest(model, logits[-1], ids)
     if not fits:
         return Outcome(None, following, f"No loss: the logits of {length:,} tokens would take too much memory.")
-    return _outcome_of(F.cross_entropy(logits[:-1], ids[0, 1:], reduction="none").tolist(), following)
+    return _outcome_of(F.cross_entropy(logits[:-1].float(), ids[0, 1:], reduction="none").tolist(), following)
 
 
 def _outcome_of(losses: list[float], following: tuple[NextToken, ...]) -> Outcome:
@@ -269,49 +284,69 @@ def _outcome_of(losses: list[float], following: tuple[NextToken, ...]) -> Outcom
     return Outcome(sum(losses) / len(losses) if losses else None, following, None, (None, *losses))
 
 
-def worth_of_heads(model: TextModel, ids: Tensor, progress: Callable[[float], None]) -> Worth:
+def worth_of_heads(model: TextModel, texts: RunTexts, progress: Callable[[float], None]) -> Worth:
     """What removing each head adds to the loss: every head silenced in turn, or estimated where that takes too long.
 
     Args:
         model: the model; refused if it does not predict the next token.
-        ids: (1, T), at least two tokens.
+        texts: what it reads, at least two tokens, and the part whose heads are wanted.
         progress: as in `interruptible`.
     """
+    ids = texts.ids if texts.target is None else texts.target
     if ids.shape[1] < 2:
         raise OptionError("a single token has no loss: nothing comes before it. Use a longer text.")
-    way = "silence" if ids.shape[1] <= SILENCED else "gradient"
+    length = max(ids.shape[1], texts.ids.shape[1])
+    way = "silence" if length <= SILENCED else "gradient"
     heads = sum(_head_count(layer) or 0 for layer in attention_layers(model.module, "serve").values())
-    passes = PREPARED + (-(-heads // batch_of(ids.shape[1])) if way == "silence" else 1)
-    some = ids[:, :PROBED]
-    if why_not_predicting(model.module, some, some) is not None:
+    passes = PREPARED + (-(-heads // batch_of(length)) if way == "silence" else 1)
+    if not _predicts(model, texts):
         raise OptionError(
             "this model does not predict the next token, so there is no loss that its heads could change."
         )
+    given: Any = (ids, None) if texts.target is None else (texts.inputs, _target_loss)
     with interruptible(model, progress, passes):
-        found = importance(model.module, ids, by=way, controls=0)
+        found = importance(model.module, given[0], by=way, loss=given[1], controls=0)
     effects = [
         (layer, head, float(effect))
-        for layer, name in enumerate(layer_names(model))
+        for layer, name in enumerate(layer_names(model, texts.part))
         for head, effect in enumerate(found.effects.get(name, torch.empty(1, 0)).mean(0))
     ]
     return Worth(way, tuple(effects))
 
 
-def continued(model: TextModel, text: str, tokens: int) -> str:
-    """What the model writes after a text, the likeliest token each time."""
+def _predicts(model: TextModel, texts: RunTexts) -> bool:
+    """Whether a model predicts the next token of its text, or of its decoder's."""
+    if texts.target is not None:
+        return writes(model)
+    some = texts.ids[:, :PROBED]
+    return why_not_predicting(model.module, some, some) is None
+
+
+def _target_loss(output: Any, inputs: Any) -> Tensor:
+    """The mean loss of every sample of the decoder's text, (B,)."""
+    ids = inputs["decoder_input_ids"]
+    each = F.cross_entropy(output.logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+    return each.mean(1)
+
+
+def continued(model: TextModel, text: str, tokens: int, target: str = "") -> str:
+    """What the model writes after a text, or after its decoder's text, the likeliest token each time."""
     if isinstance(model, LanguageModel):
         return "".join(model.stream(text, tokens, temperature=0.0))
-    generate = getattr(model.module, "generate", None)
-    if generate is None:
+    if not writes(model):
         raise OptionError("this model does not generate text.")
-    ids = model.tokens(text, most=10**9)
-    with torch.no_grad():
-        found = generate(ids, max_new_tokens=tokens, do_sample=False, attention_mask=torch.ones_like(ids))
-    new = found[0, ids.shape[1] :].tolist()
-    join = model.codec.join
-    return "".join(map(model.codec.decode, new)) if join is None else join(new)
+    ids = before = model.tokens(text, most=10**9)
+    inputs = {"inputs": ids}
+    if model.start is not None:
+        before = inputs["decoder_input_ids"] = target_of(model, target)
+    found = generated(model, inputs, tokens)[0].tolist()
+    length = before.shape[1]
+    return added(model.codec, found[:length], found[length:])
 
 
-def _likeliest(model: TextModel, logits: Tensor) -> tuple[NextToken, ...]:
+def _likeliest(model: TextModel, logits: Tensor, ids: Tensor) -> tuple[NextToken, ...]:
+    """The likeliest tokens after a text (1, T)."""
     found = logits.float().softmax(-1).topk(min(LIKELIEST, logits.shape[-1]))
-    return tuple(map(NextToken, map(model.codec.decode, found.indices.tolist()), found.values.tolist()))
+    codec, before = model.codec, ids[0, -TAIL:].tolist()
+    pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+    return tuple(NextToken(codec.decode(token), share, added(codec, before, [token])) for token, share in pairs)

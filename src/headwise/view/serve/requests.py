@@ -69,6 +69,8 @@ class RunRequest:
         off: pairs of layer and head to switch off.
         maps: whether to collect attention maps, or only the loss and the next token.
         sweep: whether to switch off every head, one at a time, and report what that does to the loss.
+        target: the text of the decoder of an encoder–decoder model; what the model writes by default.
+        part: which part of such a model to show; the encoder by default.
     """
 
     text: str | None
@@ -77,6 +79,8 @@ class RunRequest:
     off: tuple[tuple[int, int], ...] = ()
     maps: bool = True
     sweep: bool = False
+    target: str = ""
+    part: str | None = None
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
@@ -110,11 +114,17 @@ async def run_request(request: Request, limits: Limits) -> RunRequest:
 
 
 def _url_fields(request: Request) -> dict[str, Any]:
-    """The fields that accompany a file: model, off as JSON, maps and sweep as 0 or 1."""
+    """The fields that accompany a file: model, target and part, off as JSON, maps and sweep as 0 or 1."""
     given = request.query_params
     off = _json(f'{{"off": {given.get("off", "[]")}}}'.encode())["off"]
     chosen = {name: given.get(name, usual) != "0" for name, usual in (("maps", "1"), ("sweep", "0"))}
-    return {"model": given.get("model"), "off": off, **chosen}
+    return {
+        "model": given.get("model"),
+        "off": off,
+        "target": given.get("target", ""),
+        "part": given.get("part"),
+        **chosen,
+    }
 
 
 def text_of(body: bytes) -> str:
@@ -145,13 +155,18 @@ def _json(body: bytes) -> dict[str, Any]:
 def _checked(given: dict[str, Any], limits: Limits) -> RunRequest:
     unknown = set(given) - {field.name for field in dataclasses.fields(RunRequest)}
     if unknown:
-        raise Refusal(400, f"{len(unknown)} unknown fields; expected text or ids, model, off, maps, sweep.")
+        raise Refusal(
+            400, f"{len(unknown)} unknown fields; expected text or ids, model, off, maps, sweep, target, part."
+        )
     text, ids, model, maps = given.get("text"), given.get("ids"), given.get("model"), given.get("maps", True)
     if (text is None) == (ids is None):
         raise Refusal(400, "expected either text or ids (its tokens), not both.")
     if text is not None and (not isinstance(text, str) or not text):
         raise Refusal(422, "the text is empty: type or paste at least one character.")
-    if text is not None and not _encodes(text):
+    target, part = given.get("target", ""), given.get("part")
+    if not isinstance(target, str) or not (part is None or isinstance(part, str)):
+        raise Refusal(400, "target, part: expected text.")
+    if not _encodes(target) or (text is not None and not _encodes(text)):
         raise Refusal(422, "the text contains half of a surrogate pair, which is not a character.")
     if ids is not None and not (_whole_numbers(ids) and 0 < len(ids) <= limits.tokens):
         raise Refusal(422, f"ids: expected a list of 1 to {limits.tokens:,} non-negative integers.")
@@ -161,7 +176,7 @@ def _checked(given: dict[str, Any], limits: Limits) -> RunRequest:
     if not isinstance(maps, bool) or not isinstance(sweep, bool):
         raise Refusal(400, "maps, sweep: expected true or false.")
     off = _off(given.get("off", []), limits)
-    return RunRequest(text, None if ids is None else tuple(ids), model, off, maps and not sweep, sweep)
+    return RunRequest(text, None if ids is None else tuple(ids), model, off, maps and not sweep, sweep, target, part)
 
 
 def _off(given: Any, limits: Limits) -> tuple[tuple[int, int], ...]:

@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,10 +22,11 @@ from torch import Tensor
 
 from headwise.errors import HeadwiseError, OptionError
 from headwise.models import TextModel
+from headwise.models.text_model import TokenCodec
 from headwise.view.carried import Carried
 from headwise.view.data import WAYS, PageData
 from headwise.view.pictures import LayerStatistics
-from headwise.view.result import View, is_encoder_of_two, strongest
+from headwise.view.result import View, strongest
 from headwise.view.serve.models import (
     Cancelled,
     HeadPairs,
@@ -33,11 +34,13 @@ from headwise.view.serve.models import (
     Outcome,
     Worth,
     check_off,
+    interruptible,
     run_model,
     vocabulary,
     worth_of_heads,
 )
 from headwise.view.serve.requests import Limits, Refusal, RunRequest
+from headwise.view.serve.texts import CROSS, PARTS, RunTexts, part_of, target_of, text_of, written
 from headwise.weights import AttentionMap
 from headwise.weights.summary import HeadSummary, Summary
 
@@ -54,6 +57,7 @@ class Stage(enum.StrEnum):
     """How far a run is."""
 
     WAITING = "waiting"
+    WRITING = "writing"
     RUNNING = "running"
     MEASURING = "measuring"
     REFINING = "refining"
@@ -71,8 +75,8 @@ class Run:
 
     Args:
         model: the name of the model.
-        ids: the token ids, (1, T).
-        tokens: their text, and the first token of the same character; see `TokenCodec.characters`.
+        texts: what the model reads, and the part of it that is shown.
+        codec: the text of its tokens.
         off: pairs of layer and head that are switched off.
         wants_maps: False for the outcome only.
         note: what the user should know about this text and this model.
@@ -83,8 +87,8 @@ class Run:
     def __init__(
         self,
         model: str,
-        ids: Tensor,
-        tokens: Sequence[tuple[str, int]],
+        texts: RunTexts,
+        codec: TokenCodec,
         off: HeadPairs = (),
         wants_maps: bool = True,
         note: str = "",
@@ -92,8 +96,8 @@ class Run:
         title: str = "",
     ) -> None:
         self.id = secrets.token_urlsafe(12)
-        self.model, self.title, self.ids, self.off = model, title or model, ids, tuple(off)
-        self.tokens, self.starts = [text for text, _ in tokens], [start for _, start in tokens]
+        self.model, self.title, self.texts, self.codec, self.off = model, title or model, texts, codec, tuple(off)
+        self.written: str | None = None  # what the decoder reads, if the model wrote it
         self.wants_maps, self.note, self.wants_sweep = wants_maps, note, wants_sweep
         self.worth: Worth | None = None  # of its heads, if that was asked for
         self.stage, self.done = Stage.WAITING, 0.0
@@ -109,7 +113,7 @@ class Run:
 
     @property
     def T(self) -> int:
-        return int(self.ids.shape[1])
+        return int(self.texts.queries.shape[1])
 
     @property
     def memory(self) -> int:
@@ -144,6 +148,9 @@ class Run:
             "with_all_heads": None if self.with_all_heads is None else self.with_all_heads.to_dict(),
             "effects": [] if self.worth is None else [list(effect) for effect in self.worth.effects],
             "way": None if self.worth is None else WAYS[self.worth.way],
+            "part": self.texts.part,
+            "parts": list(PARTS) if self.texts.part else [],
+            "written": self.written,
             "note": self.note,
             "error": self.error,
         }
@@ -158,17 +165,26 @@ class Run:
         for count in query_counts(self.T)[1:]:
             yield from self._page(count, Stage.REFINING)
 
-    def _page(self, count: int, stage: Stage) -> Iterator[None]:
-        """Measure all heads at `count` queries, then publish the page."""
-        view = View(
+    def _view(self, count: int) -> View:
+        """Its maps, measured at `count` queries."""
+        queries, keys = self.texts.queries[0].tolist(), self.texts.keys
+        words, starts = zip(*self.codec.characters(queries), strict=True)
+        crosses = self.texts.part == CROSS
+        return View(
             self.maps,
-            self.tokens,
-            self.ids,
-            starts=self.starts,
+            words,
+            keys,
+            [text for text, _ in self.codec.characters(keys[0].tolist())] if crosses else None,
+            query_ids=self.texts.queries if crosses else None,
+            starts=starts,
             model=self.title,
             queries=count,
             carried=self.carried,
         )
+
+    def _page(self, count: int, stage: Stage) -> Iterator[None]:
+        """Measure all heads at `count` queries, then publish the page."""
+        view = self._view(count)
         total, done = sum(weights.shape[1] for weights in view.maps), 0
         summaries, layers, pairs = [], [], []
         for layer, weights in enumerate(view.maps):
@@ -176,7 +192,9 @@ class Run:
             parts: list[LayerStatistics] = []
             for portion in _portions(weights.shape[1], count * view.S):
                 self.reached(stage, done / total)
-                part = View({"": weights.select(heads=portion)}, None, view.ids, queries=count)
+                part = View(
+                    {"": weights.select(heads=portion)}, None, view.ids, query_ids=view.query_ids, queries=count
+                )
                 pairs += [pair._replace(layer=layer, head=portion.start + pair.head) for pair in part.pairs(PAIRS)]
                 heads += part.summaries[0]
                 parts.append(LayerStatistics.of(part.sampled[0]).stretched(view.queries, view.T))
@@ -206,6 +224,7 @@ class Runs:
         self._waiting: deque[Run] = deque()
         self._refining: dict[Run, Iterator[None]] = {}
         self._outcomes: OrderedDict[tuple[str, bytes], Outcome] = OrderedDict()
+        self._written: OrderedDict[tuple[str, bytes], Tensor] = OrderedDict()
         self._changed = threading.Condition()
         self._closing = False
         self._answered_at, self._answering = 0.0, 0
@@ -241,12 +260,12 @@ class Runs:
         name = self.models.name_of(request.model)
         self._check_queue()
         model = self.models[name]
-        ids = _ids(model, request)
-        self._check_length(model, ids.shape[1])
-        check_off(model, request.off)
-        words = model.codec.characters(ids.flatten().tolist())
-        title = f"{name} (encoder)" if is_encoder_of_two(model) else name
-        run = Run(name, ids, words, request.off, request.maps, _note(model, ids.shape[1]), request.sweep, title)
+        texts = _texts(model, request)
+        length = max(ids.shape[1] for ids in (texts.ids, texts.target) if ids is not None)
+        self._check_length(model, length)
+        check_off(model, request.off, texts.part)
+        title = f"{name} ({texts.part})" if texts.part else name
+        run = Run(name, texts, model.codec, request.off, request.maps, _note(model, length), request.sweep, title)
         with self._changed:
             self._check_queue()
             self._kept[run.id] = run
@@ -339,27 +358,29 @@ class Runs:
 
     def _execute(self, run: Run) -> None:
         model = self.models[run.model]
+        if run.texts.part and run.texts.target is None:
+            self._write(run, model)
         if run.wants_sweep:
-            run.worth = worth_of_heads(model, run.ids, functools.partial(run.reached, Stage.RUNNING))
+            run.worth = worth_of_heads(model, run.texts, functools.partial(run.reached, Stage.RUNNING))
             run.reached(Stage.FINISHED, 1.0)
             return
         known = self._outcomes.get(_key(run))
         begin = 0.0
         if run.off and known is None:  # first the outcome to compare with
             half = lambda done: run.reached(Stage.RUNNING, done / 2)  # noqa: E731
-            known = run_model(model, run.ids, maps=False, progress=half).outcome
-            self._remember(run, known)
+            known = run_model(model, run.texts, maps=False, progress=half).outcome
+            _remember(self._outcomes, _key(run), known)
             begin = 0.5
         run.with_all_heads = known
 
         def progress(done: float) -> None:
             run.reached(Stage.RUNNING, begin + (1 - begin) * done)
 
-        ran = run_model(model, run.ids, run.off, maps=run.wants_maps, progress=progress)
+        ran = run_model(model, run.texts, run.off, maps=run.wants_maps, progress=progress)
         run.carried, run.maps, run.outcome = ran.carried, ran.maps, ran.outcome
         if not run.off:
             run.with_all_heads = run.outcome
-            self._remember(run, run.outcome)
+            _remember(self._outcomes, _key(run), run.outcome)
         self._make_room(run)
         if run.wants_maps:
             run.measure()
@@ -387,10 +408,15 @@ class Runs:
             log_place("a run", error)
         return not run.stage.ended
 
-    def _remember(self, run: Run, outcome: Outcome) -> None:
-        self._outcomes[_key(run)] = outcome
-        while len(self._outcomes) > KNOWN:
-            self._outcomes.popitem(last=False)
+    def _write(self, run: Run, model: TextModel) -> None:
+        """Let the model write the text of its decoder, with all heads; a text is written once."""
+        key = _key(run)
+        found = self._written.get(key)
+        if found is None:
+            with interruptible(model, lambda _: run.reached(Stage.WRITING)):
+                found = written(model, run.texts.ids)
+            _remember(self._written, key, found)
+        run.texts, run.written = run.texts._replace(target=found), text_of(model, found)
 
     def _make_room(self, newest: Run) -> None:
         """Forget the oldest runs beyond the limits on number and memory."""
@@ -434,7 +460,24 @@ def log_place(what: str, error: BaseException) -> None:
 
 
 def _key(run: Run) -> tuple[str, bytes]:
-    return run.model, hashlib.sha256(str(run.ids.tolist()).encode()).digest()
+    """Names a text and a model."""
+    given = [None if ids is None else ids.tolist() for ids in run.texts[:2]]
+    return run.model, hashlib.sha256(str(given).encode()).digest()
+
+
+def _remember(known: "OrderedDict[tuple[str, bytes], Any]", key: tuple[str, bytes], value: Any) -> None:
+    """Keep a value, and forget the oldest of too many."""
+    known[key] = value
+    while len(known) > KNOWN:
+        known.popitem(last=False)
+
+
+def _texts(model: TextModel, request: RunRequest) -> RunTexts:
+    """What a request asks a model to read, and which part of it to show."""
+    part = part_of(model, request.part)
+    if request.target and not part:
+        raise Refusal(422, "target: this model reads one text, so it has no decoder that could read another.")
+    return RunTexts(_ids(model, request), target_of(model, request.target) if request.target else None, part)
 
 
 def _ids(model: TextModel, request: RunRequest) -> Tensor:

@@ -1,17 +1,19 @@
 // The live page: the user types or pastes a text or opens a file, and the server runs a model on it.
 
-const STAGES = { waiting: "waiting", running: "running the model", measuring: "measuring heads", refining: "refining", finished: "", cancelled: "cancelled", failed: "failed" };
+const STAGES = { waiting: "waiting", writing: "the model writes the text of its decoder", running: "running the model", measuring: "measuring heads", refining: "refining", finished: "", cancelled: "cancelled", failed: "failed" };
 
 // Which heads are on, in words.
 const headsText = (off) => (!off.length ? "all heads" : `without ${off.length > 8 ? plural(off.length, "head") : off.map((pair) => pair.join(".")).join(", ")}`);
 
 const EXAMPLE = "The captain looked at the sea, and the sea looked at the captain. The captain looked at the";
 const TYPED = 4000; // characters up to which the page updates while you type
+const STATES = { current: ["✓ Up to date", "The pictures are those of this text and model"], running: ["Updating…", ""], changed: ["Run", "Run the model on this text  Ctrl Enter"], empty: ["Run", "Type or paste a text first"] };
+const PART_NAMES = { encoder: "Encoder", decoder: "Decoder", "cross-attention": "Cross-attention" };
 const HARDEST = 8; // nats: the loss of a word in full color
 
 class Live {
   constructor(root, stage) {
-    Object.assign(this, { root, stage, connection: new Connection(), file: null, asked: null, id: null, turn: 0, app: null, side: null });
+    Object.assign(this, { root, stage, connection: new Connection(), file: null, asked: null, id: null, turn: 0, app: null, side: null, part: null, parts: [], written: "", working: false, pending: false });
     this.connection.onlost = () => this.reconnect();
     this.connection.onlocked = () => this.locked();
     this.outcome = new OutcomePanel(this);
@@ -25,15 +27,20 @@ class Live {
     this.last = kept();
     this.text = el("textarea", { class: "ask-text", rows: "2", "aria-label": "Text to analyze", placeholder: "Type or paste a text, or drop a file here", spellcheck: "false", maxlength: "4000000" });
     this.text.value = this.begun = this.last ? this.last.asked.text : EXAMPLE; // at once: later it would be written into what the user types
-    this.typed = debounced(() => this.text.value && this.text.value.length <= TYPED && this.text.value !== this.asked?.text && this.begin({ maps: true, typing: true }), 300);
-    this.text.addEventListener("input", () => (this.bring(null), this.typed()));
-    this.text.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && this.fresh());
+    this.target = el("textarea", { class: "ask-target", rows: "1", "aria-label": "Text of the decoder", spellcheck: "false", maxlength: "4000000", hidden: true });
+    this.typed = debounced(() => this.typedEnough(), 300);
+    this.text.addEventListener("input", () => this.bring(null));
+    for (const field of [this.text, this.target]) {
+      field.addEventListener("input", () => this.expect());
+      field.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && (event.preventDefault(), this.state === "changed" || this.pending) && this.fresh());
+    }
     this.text.addEventListener("dragover", (event) => event.preventDefault());
     this.text.addEventListener("drop", (event) => this.dropped(event));
-    this.models = el("select", { "aria-label": "Model", onchange: () => this.asked && this.fresh() });
+    this.models = el("select", { "aria-label": "Model", onchange: () => this.otherModel() });
+    this.partsBar = el("div", { class: "segments parts", role: "radiogroup", "aria-label": "Part of the model", hidden: true });
     this.picker = el("input", { type: "file", class: "picker", "aria-label": "Open a text file", onchange: () => this.picked(this.picker.files[0]) });
     this.named = el("span", { class: "soft file-name" });
-    this.go = el("button", { type: "button", class: "act go", text: "Run", title: "Ctrl Enter. Short texts run while you type.", onclick: () => this.fresh() });
+    this.go = el("button", { type: "button", class: "act go", onclick: () => this.fresh() });
     this.stopper = el("button", { type: "button", class: "act stop", text: "Cancel", hidden: true, onclick: () => this.cancel() });
     this.progress = el("progress", { max: "1", value: "0", hidden: true, "aria-label": "Progress" });
     this.status = el("p", { class: "status soft", role: "status" });
@@ -41,16 +48,93 @@ class Live {
     const opener = el("label", { class: "act opener" }, "Open a file", this.picker);
     this.writer = el("button", { type: "button", class: "act write", text: "Continue the text", title: "Let the model write the next 16 tokens", onclick: () => this.write() });
     this.byLoss = el("input", { type: "checkbox", onchange: () => this.colorWords() });
-    const losses = el("label", { class: "check", title: `Color the words that the model did not expect: no color for a loss of 0, full color for ${HARDEST} nats` }, this.byLoss, "color words by their loss");
+    this.lossCheck = el("label", { class: "check", title: `Color the words that the model did not expect: no color for a loss of 0, full color for ${HARDEST} nats` }, this.byLoss, "color words by their loss");
     fill(this.root, this.banner,
-      el("p", { class: "live-title" }, el("b", { text: "headwise" }), el("span", { class: "soft", text: " What does every attention head do with your text? Type, and the pictures update." }), el("label", { class: "chooser" }, "Model", this.models)),
-      el("form", { class: "ask", onsubmit: (event) => event.preventDefault() }, this.text, el("div", { class: "ask-line" }, this.go, this.stopper, this.writer, opener, this.named, losses, this.progress, this.status)),
+      el("p", { class: "live-title" }, el("b", { text: "headwise" }), el("span", { class: "soft", text: " What does every attention head do with your text? Type, and the pictures update." }), this.partsBar, el("label", { class: "chooser" }, "Model", this.models)),
+      el("form", { class: "ask", onsubmit: (event) => event.preventDefault() }, el("span", { class: "soft field-name", text: "The encoder reads" }), this.text, el("span", { class: "soft field-name", text: "The decoder reads" }), this.target, el("div", { class: "ask-line" }, this.go, this.stopper, this.writer, opener, this.named, this.lossCheck, this.progress, this.status)),
       el("div", { class: "results" }, this.outcome.root, this.silent.root));
+    this.mark();
   }
 
-  append(token) {
-    this.bring(null);
-    this.text.value = (this.file ? "" : this.text.value) + token;
+  // What the fields ask for.
+  get wanted() {
+    return { file: this.file, text: this.file ? "" : this.text.value, target: this.target.value, model: this.models.value, part: this.part };
+  }
+
+  // Whether the pictures are those of the text, or will soon be, or the user must ask for them.
+  get state() {
+    if (!this.file && !this.text.value) return "empty";
+    if (!this.limits || this.pending) return "running";
+    if (this.working) return this.asksFor(this.asked) ? "running" : "changed";
+    return this.asksFor(this.side?.asked) ? "current" : "changed";
+  }
+
+  // Whether the fields ask for the same as before.
+  asksFor(before) {
+    return Boolean(before) && Object.entries(this.wanted).every(([name, value]) => value === before[name]);
+  }
+
+  // The button says which of these it is.
+  mark() {
+    const { state } = this;
+    const [text, title] = STATES[state];
+    if (this.go.dataset.state === state) return;
+    Object.assign(this.go, { textContent: text, title, disabled: state !== "changed" });
+    this.go.dataset.state = state;
+  }
+
+  // The user types: a short text is run after a pause.
+  expect() {
+    this.pending = this.text.value.length > 0 && this.text.value.length + this.target.value.length <= TYPED && !this.file;
+    this.typed();
+    this.mark();
+    if (!this.text.value) this.say("Type or paste a text.");
+  }
+
+  typedEnough() {
+    if (!this.pending) return;
+    this.pending = false;
+    if (this.state === "changed") this.begin({ maps: true, typing: true });
+    else if (this.state === "current") this.tell(this.told);
+    this.mark();
+  }
+
+  otherModel() {
+    [this.part, this.target.value] = [null, ""];
+    if (this.asked) this.fresh();
+    this.mark();
+  }
+
+  choosePart(part) {
+    this.part = part;
+    this.showParts();
+    this.fresh();
+  }
+
+  // What an encoder–decoder model has besides: its parts, and the text of its decoder.
+  showParts() {
+    const { parts, part } = this;
+    this.partsBar.hidden = this.target.hidden = !parts.length;
+    this.root.classList.toggle("two-texts", parts.length > 0);
+    this.target.placeholder = this.written ? `What the model writes: ${this.written}` : "What the model writes, which is nothing here. Type a text of your own.";
+    fill(this.partsBar, ...parts.map((name) => el("button", { type: "button", role: "radio", "aria-checked": String(name === part), text: PART_NAMES[name], onclick: () => this.choosePart(name) })));
+  }
+
+  // Only a model that predicts tokens has a loss, and writes; the encoder's words have none.
+  showAbilities({ outcome, part }) {
+    const predicts = outcome.next.length > 0;
+    this.writer.hidden = !predicts;
+    this.lossCheck.hidden = !predicts || part === "encoder";
+    this.writer.textContent = part ? "Continue the decoder’s text" : "Continue the text";
+    this.silent.predicts = predicts;
+  }
+
+  append(text) {
+    if (this.parts.length) this.target.value = (this.target.value || this.written) + text;
+    else {
+      this.text.value = (this.file ? "" : this.text.value) + text;
+      this.bring(null);
+    }
     this.begin({ maps: true, typing: true });
   }
 
@@ -58,8 +142,9 @@ class Live {
     if (!this.text.value) return this.say("The text is empty: type or paste one.", true);
     this.say("the model writes");
     try {
-      const { text } = await this.connection.post("/api/continuation", { text: this.text.value, model: this.models.value });
-      this.append(text);
+      const { text } = await this.connection.post("/api/continuation", { text: this.text.value, model: this.models.value, target: this.parts.length ? this.target.value || this.written : "" });
+      if (text) this.append(text);
+      else this.say("The model ends the text here.");
     } catch (error) {
       this.failed(error, this.turn);
     }
@@ -84,7 +169,7 @@ class Live {
         if (["finished", "cancelled"].includes(run.stage)) break;
         await rest(120);
       }
-      this.say("Bars: what removing the head adds to the loss, in nats per token. Orange: it hurts; blue: it helps.");
+      this.say("Each head was switched off in turn: see the bars.");
       this.busy(false);
     } catch (error) {
       this.failed(error, turn);
@@ -102,7 +187,7 @@ class Live {
 
   async colorWords() {
     const id = this.side?.source.id;
-    const losses = this.byLoss.checked && id ? await this.connection.json(`/api/runs/${id}/losses`).catch(() => []) : [];
+    const losses = this.byLoss.checked && id && !this.lossCheck.hidden ? await this.connection.json(`/api/runs/${id}/losses`).catch(() => []) : [];
     this.app?.reading.colorBy(losses.length ? losses.map((loss) => (loss === null ? 0 : loss / HARDEST)) : null);
   }
 
@@ -111,7 +196,7 @@ class Live {
       await this.offer();
       this.resume();
     } catch (error) {
-      if (error instanceof Refused) this.say(error.message, true);
+      if (error instanceof Refused) this.end(error.message);
     }
     this.text.focus();
   }
@@ -119,7 +204,10 @@ class Live {
   // The page begins with an example; after a reload with the last text, and its run if the server still has it.
   async resume() {
     const last = this.file || this.text.value !== this.begun ? null : this.last; // nothing is restored over what the user was quick to bring
-    if (last) this.bring(last.asked.file);
+    if (last) {
+      this.bring(last.asked.file);
+      [this.target.value, this.part] = [last.asked.target || "", last.asked.part || null];
+    }
     if (!last || !Array.from(this.models.options).some(({ value }) => value === last.asked.model)) return this.begin({ maps: true });
     [this.asked, this.id] = [last.asked, last.id];
     this.models.value = last.asked.model;
@@ -137,6 +225,7 @@ class Live {
   async offer() {
     const { models, limits } = await this.connection.json("/api/models");
     this.limits = limits;
+    this.mark();
     const chosen = this.models.value;
     fill(this.models, ...models.map(({ name }) => el("option", { value: name, text: name })));
     if (models.some(({ name }) => name === chosen)) this.models.value = chosen;
@@ -163,6 +252,7 @@ class Live {
   bring(file) {
     this.file = file;
     this.named.textContent = file ? file.name : "";
+    this.mark();
   }
 
   // Runs.
@@ -184,8 +274,9 @@ class Live {
     if (typing) this.silent.restore([]);
     const off = this.silent.pairs;
     this.off = String(off);
-    if (maps && !same) this.asked = { file: this.file, text: this.text.value, model: this.models.value };
-    if (!this.asked.file && !this.asked.text) return this.say("The text is empty: type or paste one.", true);
+    this.pending = false;
+    if (maps && !same) this.asked = this.wanted;
+    if (!this.asked.file && !this.asked.text) return this.end("The text is empty: type or paste one.");
     this.drop();
     this.busy(true);
     this.say(maps ? "sending" : "running the model without them");
@@ -204,9 +295,9 @@ class Live {
   }
 
   post(off, maps, sweep = false) {
-    const { file, text, model } = this.asked;
-    if (!file) return this.connection.post("/api/runs", { text, model, off, maps, sweep });
-    const query = new URLSearchParams({ model, off: JSON.stringify(off), maps: maps ? "1" : "0", sweep: sweep ? "1" : "0" });
+    const { file, text, model, target, part } = this.asked;
+    if (!file) return this.connection.post("/api/runs", { text, model, off, maps, sweep, target, part });
+    const query = new URLSearchParams({ model, off: JSON.stringify(off), maps: maps ? "1" : "0", sweep: sweep ? "1" : "0", target, ...(part ? { part } : {}) });
     return this.connection.json(`/api/runs?${query}`, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file.bytes });
   }
 
@@ -232,12 +323,16 @@ class Live {
     if (turn !== this.turn) return;
     const source = new LiveSource(manifest, new Sections(sections), this.connection, run.id);
     source.onrefined = (place) => this.redraw(place);
-    source.onrows = () => this.tell(this.last);
+    source.onrows = () => this.tell(this.told);
     const before = compare ? this.before || this.side : null;
     for (const side of [this.before, this.side]) if (side && side !== before) side.source.close();
     const name = headsText(run.off);
     document.title = manifest.title;
-    [this.before, this.side] = [before, { manifest, source, name, off: run.off }];
+    if (!this.part) this.part = this.asked.part = run.part || null; // the server has chosen
+    [this.before, this.side] = [before, { manifest, source, name, off: run.off, asked: this.asked }];
+    [this.parts, this.written] = [run.parts, run.written || ""];
+    this.showParts();
+    this.showAbilities(run);
     this.app = show(this.stage, manifest, source, before);
     this.app.store.listen((changed) => changed.has("head") && this.silent.show());
     this.silent.show();
@@ -281,12 +376,14 @@ class Live {
   busy(is) {
     this.progress.hidden = !is;
     this.stopper.hidden = !is;
+    this.working = is;
+    this.mark();
     if (is) this.progress.removeAttribute("value");
   }
 
   tell(run) {
     if (!run) return;
-    this.last = run;
+    this.told = run;
     this.progress.value = run.done;
     const [rows, of] = this.side?.source.rows || run.rows;
     const part = rows && rows < of ? `${count(rows)} of ${count(of)} rows` : "";

@@ -16,7 +16,7 @@ class OutcomePanel {
   }
 
   loss(all, now, off) {
-    const [title, unit] = [el("h3", { text: "Loss" }), el("span", { class: "soft", text: " nats per token" })];
+    const [title, unit] = [el("h3", { text: this.live.parts.length ? "Loss of the decoder’s text" : "Loss" }), el("span", { class: "soft", text: " nats per token" })];
     if (now.loss === null) return el("div", { class: "loss" }, title, el("p", { class: "soft", text: now.missing || "A single token has no loss: nothing comes before it." }));
     const change = off && all ? now.loss - all.loss : 0;
     const told = off && all
@@ -30,6 +30,7 @@ class OutcomePanel {
     if (!now.next.length) return null;
     const before = new Map((off && all ? all.next : []).map((x) => [x.token, x.probability]));
     const after = new Map(now.next.map((x) => [x.token, x.probability]));
+    const texts = new Map([...now.next, ...(all?.next || [])].map((x) => [x.token, x.text]));
     const tokens = [...new Set([...now.next.slice(0, 6), ...(off && all ? all.next.slice(0, 2) : [])].map((x) => x.token))];
     const cell = (map, token) => {
       const share = map.get(token);
@@ -38,7 +39,7 @@ class OutcomePanel {
       return made;
     };
     const row = (name, title, map) => el("tr", { class: name }, el("th", { scope: "row", text: title }), ...tokens.map((token) => cell(map, token)));
-    const heads = el("tr", {}, el("th", { scope: "col", text: "next token" }), ...tokens.map((token) => el("th", { scope: "col" }, el("button", { type: "button", class: "plain candidate", title: "Append this token to the text", onclick: () => this.live.append(token) }, el("bdi", { text: wordOf(token) })))));
+    const heads = el("tr", {}, el("th", { scope: "col", text: "next token" }), ...tokens.map((token) => el("th", { scope: "col" }, el("button", { type: "button", class: "plain candidate", title: "Append this token to the text", onclick: () => this.live.append(texts.get(token)) }, el("bdi", { text: wordOf(token) })))));
     return el("table", { class: "next" }, el("thead", {}, heads), el("tbody", {},
       off && all ? row("before", "all heads", before) : null,
       row("after", off ? `without ${plural(off, "head")}` : "probability", after)));

@@ -2,7 +2,7 @@
 
 class SilentHeads {
   constructor(live) {
-    Object.assign(this, { live, places: new Set(), clicking: false });
+    Object.assign(this, { live, places: new Set(), clicking: false, predicts: true });
     this.root = el("section", { class: "silent", "aria-label": "Heads that are switched off", hidden: true });
     document.addEventListener("click", (event) => this.onclick(event), true);
     document.addEventListener("keydown", (event) => this.onkey(event));
@@ -70,7 +70,7 @@ class SilentHeads {
       el("p", { class: "chips" }, mode, ...chips),
       el("p", { class: "acts" },
         place ? el("button", { type: "button", class: "act switch", text: `Switch ${place} ${this.places.has(place) ? "on" : "off"}`, onclick: () => this.toggle(place) }) : null,
-        this.live.app ? el("button", { type: "button", class: "act sweep", text: "Switch each head off in turn", title: "Switch each head off in turn, and show as bars what that does to the loss", onclick: () => this.live.sweep() }) : null,
+        this.live.app && this.predicts ? el("button", { type: "button", class: "act sweep", text: "Switch each head off in turn", title: "Switch each head off in turn, and show as bars what that does to the loss", onclick: () => this.live.sweep() }) : null,
         many ? el("button", { type: "button", class: "act", text: "All on", onclick: () => this.clear() }) : null,
         this.again()));
   }

@@ -378,8 +378,8 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """
     found, own = {}, set()
     for name, module in model.named_modules():
-        inner = any("Attention" in type(x).__name__ for x in module.modules() if x is not module)
-        if "Attention" not in type(module).__name__ or inner:
+        inner = any(attends(type(x)) for x in module.modules() if x is not module)
+        if not attends(type(module)) or inner:
             continue
         implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
         if computes_attention(type(module)):
@@ -397,11 +397,23 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+@functools.cache
+def attends(kind: type) -> bool:
+    """Whether a class is attention, by its name or because it calls the attention interface itself."""
+    return "Attention" in kind.__name__ or any("ALL_ATTENTION_FUNCTIONS" in _names_in(part) for part in kind.__mro__)
+
+
+@functools.cache
 def computes_attention(kind: type) -> bool:
     """Whether an attention class takes a softmax itself instead of calling the attention interface."""
-    codes = [x.__code__ for x in vars(kind).values() if isinstance(x, FunctionType)]
-    names = {name for code in codes for name in code.co_names}
+    names = _names_in(kind)
     return not names.isdisjoint({"softmax", "scaled_dot_product_attention"}) and "ALL_ATTENTION_FUNCTIONS" not in names
+
+
+def _names_in(kind: type) -> set[str]:
+    """The global names and attributes that the methods of a class use."""
+    codes = [x.__code__ for x in vars(kind).values() if isinstance(x, FunctionType)]
+    return {name for code in codes for name in code.co_names}
 
 
 AttentionInterface.register(NAME, attention)

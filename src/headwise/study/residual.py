@@ -208,7 +208,7 @@ class Stream:
         self.sources[name] = x.detach().clone().requires_grad_()
         if heads:
             self.names.append(name)
-        return self.sources[name]
+        return self.sources[name].clone()  # which the model may change in place
 
     def _rename(self, old: str, new: str) -> None:
         self.sources = {new if name == old else name: x for name, x in self.sources.items()}

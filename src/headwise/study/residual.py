@@ -27,7 +27,7 @@ from headwise.errors import OptionError
 from headwise.study.importance import logits_of
 from headwise.study.interventions import Intervention, checked_layers
 from headwise.study.passes import call_name, split_name
-from headwise.study.samples import Inputs, check_tokens, run, samples_of, taken
+from headwise.study.samples import Inputs, check_tokens, closeness, run, samples_of, taken
 from headwise.study.watch import watch
 from headwise.weights import AttentionMap
 
@@ -73,12 +73,6 @@ class FrozenNorm:
     def __call__(self, part: Tensor) -> Tensor:
         """What becomes of a part of the stream, (..., E)."""
         return self.scale * self.gain * (part - part.mean(-1, keepdim=True) if self.centers else part)
-
-
-def closeness(x: Tensor) -> float:
-    """How far apart numbers of this dtype may be, relative to the largest, and count as equal; norms and activations of
-    float64 models often compute in float32."""
-    return 1e-3 if x.dtype in (torch.float32, torch.float64) else 3e-2
 
 
 # A model whose stream is cut into sources ---------------------------------------------------------------------------

@@ -273,15 +273,14 @@ class _Tracing:
         if method == "gradient":
             assert grad is not None  # noqa: S101 - it was computed
             return (layer.value * grad)[0].sum((0, 2))
-        weights = layer.weights.detach().select(rows=self.rows)
         if method == "attention":
+            weights = layer.weights.detach().select(rows=self.rows)
             return weights.received().total[0].mean(0) / weights.shape[2]
         try:
-            out = layer.out
+            shares = layer.contributions(rows=self.rows)
         except OptionError:  # a projection that is not known: compare what heads read
-            out = None
-        shares = weights.contributions(layer.value, layer.read[:, :, self.rows].detach(), out)
-        return shares.received()[0].mean(0) / weights.shape[2]
+            shares = layer.contributions(projected=False, rows=self.rows)
+        return shares.received()[0].mean(0) / shares.shape[2]
 
     def _rollout(self, layers: Sequence[HeadOutputs]) -> Tensor:
         """The rollout of the answer's queries down to the tokens, (T,)."""

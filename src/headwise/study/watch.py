@@ -88,6 +88,8 @@ class Watched(Mapping[str, Any]):
         def remember(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not torch.compiler.is_compiling():
                 self._inputs.given = (args, kwargs) if all(map(_is_plain, (*args, *kwargs.values()))) else None
+                if self._outputs is not None:
+                    self._outputs.given = self._inputs.given
 
         model = self._model()
         assert model is not None  # noqa: S101 - the caller holds it

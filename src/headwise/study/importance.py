@@ -264,9 +264,11 @@ class _Study:
         return found
 
     def _widths(self) -> dict[str, tuple[int, int]]:
-        """The number of heads and their width, by layer, as the first sample shows them."""
+        """The number of heads and their width, by layer, as two samples show them."""
         with torch.no_grad(), watch(self.model, outputs=True) as seen:
-            run(self.model, self.rows(torch.arange(1)))
+            run(self.model, self.rows(torch.tensor([0, self.samples - 1])))
+        if any(layer.shape[0] != 2 for layer in seen.outputs.values()):
+            self.batch = 1  # rows are not samples, as in windows of images: a gate then applies to all rows of a pass
         return {name: (layer.shape[1], layer.shape[3]) for name, layer in seen.outputs.items()}
 
     def removal(self, amounts: Mapping[str, Tensor], targets: Mapping[str, Any]) -> Intervention:
@@ -405,6 +407,7 @@ class _Removal:
         B, H, T, D = read.shape
         apart = read if not self.target else read - self.target[self.number % len(self.target)].to(read)
         amount = self.amount.to(read.dtype)
+        amount = amount.expand(B, -1) if len(amount) == 1 else amount
         changed = read - amount[:, :H, None, None] * apart
         merged = apart.transpose(1, 2).flatten(2)  # (B, T, H · Dv)
         for number, frame in enumerate(self.frames.to(read.dtype)):
@@ -417,8 +420,10 @@ class _Removal:
 
 
 def _of_rows(target: Tensor, samples: Tensor, count: int) -> Tensor:
-    """The target of each row of a pass."""
-    return target[samples.to(target.device)] if target.shape[0] == count and count > 1 else target
+    """The target of each row of a pass; a sample may have several rows."""
+    if target.shape[0] % count or count == 1:
+        return target
+    return target.unflatten(0, (count, -1))[samples.to(target.device)].flatten(0, 1)
 
 
 # Losses ------------------------------------------------------------------------------------------------------------

@@ -297,7 +297,7 @@ def _is_sum(
     Twice as much of all of them must change its output twice as much. A module that multiplies them (BitNet normalizes
     inside its feed-forward networks) is nonlinear as a whole.
     """
-    args, kwargs, output = calls[module]
+    args, kwargs, _ = calls[module]
 
     def scaled(x: Any, by: float) -> Any:
         if isinstance(x, tuple | list):
@@ -398,6 +398,7 @@ def logit_attribution(
         against: another token, to take the difference of the two logits.
         position: which token's prediction; the last by default.
     """
+    checked_layers(model, "logit_attribution")
     count = samples_of(tokens, "logit_attribution")
     check_tokens(model, tokens, "logit_attribution")
     targets, others = _tokens_of(target, count, "target"), _tokens_of(against, count, "against")
@@ -526,11 +527,12 @@ def why(model: nn.Module, tokens: Inputs, layer: str, head: int, query: int, key
         query: the position of the query.
         key: the position of the key.
     """
+    layers = checked_layers(model, "why")
     count = samples_of(tokens, "why")
     check_tokens(model, tokens, "why")
     if count != 1:
         raise OptionError(f"why: {count} samples are given; expected one, (1, T).")
-    base, index = split_name(layer, checked_layers(model, "why"))
+    base, index = split_name(layer, layers)
     return why_of(model, tokens, (base, index), (0, head, query, key))
 
 

@@ -17,6 +17,7 @@ not looked up by name: the recorder sees which module receives what the heads re
 
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from headwise.attention.backends import Call
 from headwise.errors import OptionError, StaleMapError
 from headwise.layer import MultiHeadAttention, compat
-from headwise.layer.attached import Attachment, Watcher, attached
+from headwise.layer.attached import Attachment, Watcher, attached, detached
 from headwise.study.passes import call_name
 from headwise.study.samples import closeness, run, samples_of, taken
 from headwise.weights import AttentionMap, Selector
@@ -173,6 +174,14 @@ class HeadOutputs:
         return take(x, 2, axis)
 
 
+def as_projected(measure: Callable[..., Any], **options: Any) -> Any:
+    """What a method such as `HeadOutputs.by_value` gives, without the output projection where that is not known."""
+    try:
+        return measure(**options)
+    except OptionError:
+        return measure(projected=False, **options)
+
+
 def _one_factor_per_head(gate: Tensor | None) -> bool:
     """Whether gates are the same for all numbers of a head, so that they do not change shares."""
     if gate is None:
@@ -192,7 +201,7 @@ class Outputs(Mapping[str, HeadOutputs]):
         self._layers, self._model = dict(layers), model
         self._projections = {name: OutputProjection(name, layer, self._gated) for name, layer in layers.items()}
         self.given: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # what the model was called with
-        self._tried: dict[str, bool] = {}
+        self.running = False  # whether the model is being called
 
     def __getitem__(self, name: str) -> HeadOutputs:
         calls = self.calls
@@ -280,10 +289,15 @@ class Outputs(Mapping[str, HeadOutputs]):
 
     def _gated(self, name: str) -> bool:
         """Whether a layer multiplies what its heads read by factors that do not depend on it; tried once for all."""
-        if self.given is not None and name not in self._tried:
-            modules = {name: x.last for name, x in self._projections.items() if x.last is not None}
-            self._tried = dict.fromkeys(modules, False) | tried_gates(self._model, self._layers, modules, self.given)
-        return self._tried.get(name, False)
+        modules = {name: x.last for name, x in self._projections.items() if x.last is not None}
+        known = {name: _gates.get(self._layers[name]) for name in modules}
+        if known[name] is None and self.given is not None and not self.running:
+            found = tried_gates(self._model, self._layers, modules, self.given)
+            _gates.update({self._layers[name]: found.get(name, False) for name in modules})
+        return _gates.get(self._layers[name], False)
+
+
+_gates: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()  # layers that were tried
 
 
 def _value_of(call: Call, read: Tensor, layer: Any) -> tuple[Tensor | None, str]:
@@ -420,7 +434,7 @@ def tried_gates(
 
         return compare
 
-    with torch.no_grad(), ExitStack() as stack:
+    with torch.no_grad(), detached(), ExitStack() as stack:
         for name, module in modules.items():
             stack.callback(module.register_forward_pre_hook(compared(name)).remove)
         stack.enter_context(attached(layers, {name: Attachment(change=changed(name)) for name in modules}))

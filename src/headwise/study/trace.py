@@ -36,7 +36,7 @@ from headwise.models.text_model import TextModel
 from headwise.shapes import check_size
 from headwise.study.importance import logits_of, why_not_predicting
 from headwise.study.interventions import checked_layers
-from headwise.study.outputs import HeadOutputs
+from headwise.study.outputs import HeadOutputs, as_projected
 from headwise.study.samples import check_tokens, run, token_embedding
 from headwise.study.watch import watch
 from headwise.weights.spans import Spans, checked_spans
@@ -276,10 +276,7 @@ class _Tracing:
         if method == "attention":
             weights = layer.weights.detach().select(rows=self.rows)
             return weights.received().total[0].mean(0) / weights.shape[2]
-        try:
-            shares = layer.contributions(rows=self.rows)
-        except OptionError:  # a projection that is not known: compare what heads read
-            shares = layer.contributions(projected=False, rows=self.rows)
+        shares = as_projected(layer.contributions, rows=self.rows)
         return shares.received()[0].mean(0) / shares.shape[2]
 
     def _rollout(self, layers: Sequence[HeadOutputs]) -> Tensor:

@@ -3,6 +3,8 @@
 The truth is transformers' eager attention: its dense weights, and its own modules.
 """
 
+import copy
+
 import pytest
 import torch
 
@@ -21,7 +23,7 @@ from headwise import (
 )
 from headwise.study.importance import WAYS, mean_cross_entropy
 from headwise.study.outputs import derangement
-from tiny_models import ALL, H, inputs_of, states, unseen
+from tiny_models import ALL, LAYERS, H, inputs_of, states, unseen
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -110,6 +112,18 @@ def test_gated_heads_write_what_the_eager_model_projects(kind):
         else:
             with pytest.raises(OptionError, match=rf"{GATES[kind]}.*Use by_value\(projected=False\)"):
                 layer.by_value()
+
+
+def test_open_contexts_do_not_see_how_gates_are_tried():
+    model, inputs = copy.deepcopy(unseen("CausalLM", "laguna")), inputs_of("CausalLM", B, T)
+    name = "model.layers.1.self_attn"
+    with silence(model, {"model.layers.0.self_attn": 2}), torch.no_grad(), watch(model, outputs=True) as seen:
+        model(inputs)
+        with gate(model, {name: torch.zeros(H)}):
+            written = seen.outputs[name].written()
+        assert [len(calls) for calls in seen.calls.values()] == [1] * LAYERS
+        assert len(seen.outputs.in_order) == LAYERS
+    assert written.any()
 
 
 def test_a_layer_that_mixes_its_heads_is_not_called_gated():

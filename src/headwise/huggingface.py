@@ -381,9 +381,9 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     modules, it raises.
     """
     found, own = {}, set()
+    kinds = {kind for kind in {type(module) for module in model.modules()} if attends(kind)}
     for name, module in model.named_modules():
-        inner = any(attends(type(x)) for x in module.modules() if x is not module)
-        if not attends(type(module)) or inner:
+        if type(module) not in kinds or any(type(x) in kinds for x in module.modules() if x is not module):
             continue
         implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
         if computes_attention(type(module)):
@@ -401,13 +401,11 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-@functools.cache
 def attends(kind: type) -> bool:
     """Whether a class is attention, by its name or because it calls the attention interface itself."""
     return "Attention" in kind.__name__ or any("ALL_ATTENTION_FUNCTIONS" in _names_in(part) for part in kind.__mro__)
 
 
-@functools.cache
 def computes_attention(kind: type) -> bool:
     """Whether an attention class takes a softmax itself instead of calling the attention interface."""
     names = _names_in(kind)

@@ -150,13 +150,14 @@ def _class_of(transformers: Any, config: Any, part: str | None) -> Any:
     """The class that saved the weights if it generates text, as those of Gemma 3 and of other models that read images
     do, too; else one without a head."""
     name = next(iter(getattr(config, "architectures", None) or ()), "")
-    saved = getattr(transformers, name, None) if isinstance(name, str) else None
-    if not isinstance(saved, type) or not issubclass(saved, transformers.PreTrainedModel):
+    saved: Any = getattr(transformers, name, None) if isinstance(name, str) else None
+    if not (inspect.isclass(saved) and issubclass(saved, transformers.PreTrainedModel)):
         predicts = "CausalLM" in str(name) or "LMHead" in str(name)
         return transformers.AutoModelForCausalLM if predicts else transformers.AutoModel
-    fits = saved.config_class is not None and isinstance(config, saved.config_class)
+    kind: Any = saved
+    fits = kind.config_class is not None and isinstance(config, kind.config_class)
     whole = part == "both" or not config.is_encoder_decoder
-    return saved if fits and whole and saved.can_generate() else transformers.AutoModel
+    return kind if fits and whole and kind.can_generate() else transformers.AutoModel
 
 
 def _loaded(kind: Any, folder: Path, **options: Any) -> Any:

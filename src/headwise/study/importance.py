@@ -423,7 +423,8 @@ def _of_rows(target: Tensor, samples: Tensor, count: int) -> Tensor:
     """The target of each row of a pass; a sample may have several rows."""
     if target.shape[0] % count or count == 1:
         return target
-    return target.unflatten(0, (count, -1))[samples.to(target.device)].flatten(0, 1)
+    by_sample: Tensor = target.unflatten(0, (count, -1))
+    return by_sample[samples.to(target.device)].flatten(0, 1)
 
 
 # Losses ------------------------------------------------------------------------------------------------------------

@@ -164,8 +164,8 @@ class HeadOutputs:
         """
         weights, read, gate = self.weights, self.read, self.gate if projected else None
         if rows is not None:
-            weights = weights.select(rows=rows)
-            read, gate = (None if x is None else self._rows(x, rows) for x in (read, gate))
+            weights, read = weights.select(rows=rows), self._rows(read, rows)
+            gate = None if gate is None else self._rows(gate, rows)
         return weights.contributions(self.value, read, self._out if projected else None, gate=gate)
 
     def _rows(self, x: Tensor, rows: Selector) -> Tensor:
@@ -332,7 +332,9 @@ class OutputProjection:
     """
 
     def __init__(self, name: str, layer: Any, try_gates: Callable[[str], bool]) -> None:
-        self.name, self.module, self._candidates = name, None, []  # type: ignore[var-annotated]
+        self.name = name
+        self.module: nn.Module | None = None
+        self._candidates: list[nn.Module] = []
         self.last: nn.Module | None = None  # the last module of the layer that received something of this width
         self.gated = False
         self._try_gates, self._inside = try_gates, set(layer.modules())
@@ -413,7 +415,8 @@ def tried_gates(
     """
     names = inspect.signature(model.forward).parameters
     inputs = dict(zip(names, given[0], strict=False)) | given[1]
-    random, found = {}, {}
+    random: dict[str, Tensor] = {}
+    found: dict[str, bool] = {}
 
     def changed(name: str) -> Callable[[Tensor], Tensor]:
         def change(read: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ from headwise.study.outputs import HeadOutputs, as_projected
 from headwise.study.samples import check_tokens, run, token_embedding
 from headwise.study.watch import watch
 from headwise.weights.spans import Spans, checked_spans
+from headwise.weights.values import Contributions
 
 Score = Callable[[Any, Tensor], Tensor]
 METHODS = ("rollout", "attention", "contributions", "gradient")
@@ -276,7 +277,7 @@ class _Tracing:
         if method == "attention":
             weights = layer.weights.detach().select(rows=self.rows)
             return weights.received().total[0].mean(0) / weights.shape[2]
-        shares = as_projected(layer.contributions, rows=self.rows)
+        shares: Contributions = as_projected(layer.contributions, rows=self.rows)
         return shares.received()[0].mean(0) / shares.shape[2]
 
     def _rollout(self, layers: Sequence[HeadOutputs]) -> Tensor:

@@ -281,7 +281,7 @@ def worth_of_heads(model: TextModel, ids: Tensor, progress: Callable[[float], No
         raise OptionError("a single token has no loss: nothing comes before it. Use a longer text.")
     way = "silence" if ids.shape[1] <= SILENCED else "gradient"
     heads = sum(_head_count(layer) or 0 for layer in attention_layers(model.module, "serve").values())
-    passes = PREPARED + (-(-heads // batch_of(ids.shape[1])) if way == "silence" else 1)
+    passes = PREPARED + (-(-heads // batch_of(ids.shape[1], ids.device)) if way == "silence" else 1)
     some = ids[:, :PROBED]
     if why_not_predicting(model.module, some, some) is not None:
         raise OptionError(

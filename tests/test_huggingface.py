@@ -377,15 +377,27 @@ def test_a_model_that_attends_to_other_keys_than_its_mask_is_for_is_refused():
         attention(torch.nn.Module(), query, key, key, prepared)
 
 
+def test_a_mask_that_hides_nothing_is_made_if_the_model_asks_for_one():
+    from transformers.masking_utils import bidirectional_mask_function
+
+    from headwise.huggingface import mask_of
+
+    made = mask_of(1, 5, 7, mask_function=bidirectional_mask_function, allow_is_bidirectional_skip=False)
+    assert made.mask.to_tensor(5, 7).all()
+    assert mask_of(1, 5, 7, mask_function=bidirectional_mask_function) is None
+
+
 def test_a_model_that_works_on_its_mask_as_a_tensor_is_told_so():
     from headwise.huggingface import PreparedMask
 
-    mask = PreparedMask(headwise.causal(), 5, 5)
+    mask = PreparedMask(headwise.causal(), 2, 5, 5)
+    assert mask.shape == (2, 1, 5, 5)  # which transformers reads where a model makes the mask of another one inside it
     for touch in (
         lambda: mask.dtype,
         lambda: mask[:, :, :3],
         lambda: torch.zeros(5, 5) + mask,
         lambda: torch.where(mask, 1, 0),
+        lambda: torch.cat([mask, mask], -1),
     ):
         with pytest.raises(
             headwise.MaskError, match="uses its attention mask as a tensor.*Use attn_implementation='eager'"

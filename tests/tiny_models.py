@@ -54,6 +54,7 @@ GROUPED = PLAIN | {"num_key_value_heads": 2, "head_dim": 4}
 LATENT = PLAIN | {"num_key_value_heads": H, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8}
 LATENT |= {"v_head_dim": 5, "n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
 LATENT |= {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
+GATED = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "sliding_window": 5}
 SPEECH = PAIR | {
     "vocab_size": V,
     "encoder_ffn_dim": 16,
@@ -91,6 +92,15 @@ ZOO = {
         "granite": GROUPED,
         "stablelm": GROUPED,
         "bitnet": GROUPED,
+        "ctrl": CONFIGS["gpt2"] | {"vocab_size": V, "dff": 16, "n_positions": 64},  # it scales embeddings in place
+        "jamba": GROUPED | {"attn_layer_period": 2, "attn_layer_offset": 0, "num_experts": 2, "mamba_dt_rank": 4},
+        "minimax": GROUPED
+        | {"num_local_experts": 2, "layer_types": ["full_attention", "linear_attention", "full_attention"]},
+        "afmoe": GROUPED | GATED,  # a gate for every number that a head reads
+        "laguna": GROUPED | GATED | {"gating": "per-head", "shared_expert_intermediate_size": 16},
+        "longcat_flash": LATENT
+        | {"q_lora_rank": 16, "num_layers": 2, "ffn_hidden_size": 16, "expert_ffn_hidden_size": 16}
+        | {"zero_expert_num": 1, "num_experts_per_tok": 2, "head_dim": 4},
         "deepseek_v2": LATENT | {"q_lora_rank": None, "head_dim": 4},
         "deepseek_v3": LATENT | {"q_lora_rank": 16},
     },

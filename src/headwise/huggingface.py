@@ -206,24 +206,28 @@ def mask_of(
         keys = keys[:, kv_offset : kv_offset + kv_length].bool()
         if torch.compiler.is_compiling() or not bool(keys.all()):
             mask = masks.padding(keys) if mask is None else mask & masks.padding(keys)
-    if mask is None:
+    if mask is None and rest.get("allow_is_bidirectional_skip", True):
         return None
+    if mask is None:  # the model wants a mask, though it hides nothing
+        mask = masks.window(kv_length + q_length, kv_length + q_length)
     if not frame.aligned and q_length == 1:  # one token and a cache of fixed size: a compiled step needs a tensor
         return mask.to_tensor(q_length, kv_length, device=device).expand(batch_size, -1, -1, -1).contiguous()
-    return PreparedMask(mask, q_length, kv_length)
+    return PreparedMask(mask, batch_size, q_length, kv_length)
 
 
 class PreparedMask:
     """A mask on its way from `mask_of` to `attention`.
 
-    `generate` may make it in advance, and then treats it like a tensor (B, 1, T, S): it may read `ndim` and call
-    `contiguous()`. Any other use raises, because the model would compute with a mask that is not a tensor.
+    `generate`, or a model around another one, may make it in advance and then treats it like a tensor (B, 1, T, S): it
+    may read `ndim` and `shape` and call `contiguous()`. Any other use raises, because the model would compute with a
+    mask that is not a tensor.
     """
 
     ndim = 4
 
-    def __init__(self, mask: Mask, queries: int, keys: int) -> None:
+    def __init__(self, mask: Mask, batch: int, queries: int, keys: int) -> None:
         self.mask, self.queries, self.keys = mask, queries, keys
+        self.shape = torch.Size((batch, 1, queries, keys))
 
     def for_lengths(self, T: int, S: int) -> Mask:
         """The mask; an error if the model attends to a different number of keys than the mask was made for."""
@@ -377,9 +381,9 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     modules, it raises.
     """
     found, own = {}, set()
+    kinds = {kind for kind in {type(module) for module in model.modules()} if attends(kind)}
     for name, module in model.named_modules():
-        inner = any("Attention" in type(x).__name__ for x in module.modules() if x is not module)
-        if "Attention" not in type(module).__name__ or inner:
+        if type(module) not in kinds or any(type(x) in kinds for x in module.modules() if x is not module):
             continue
         implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
         if computes_attention(type(module)):
@@ -397,11 +401,21 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+def attends(kind: type) -> bool:
+    """Whether a class is attention, by its name or because it calls the attention interface itself."""
+    return "Attention" in kind.__name__ or any("ALL_ATTENTION_FUNCTIONS" in _names_in(part) for part in kind.__mro__)
+
+
 def computes_attention(kind: type) -> bool:
     """Whether an attention class takes a softmax itself instead of calling the attention interface."""
-    codes = [x.__code__ for x in vars(kind).values() if isinstance(x, FunctionType)]
-    names = {name for code in codes for name in code.co_names}
+    names = _names_in(kind)
     return not names.isdisjoint({"softmax", "scaled_dot_product_attention"}) and "ALL_ATTENTION_FUNCTIONS" not in names
+
+
+def _names_in(kind: type) -> set[str]:
+    """The global names and attributes that the methods of a class use."""
+    codes = [x.__code__ for x in vars(kind).values() if isinstance(x, FunctionType)]
+    return {name for code in codes for name in code.co_names}
 
 
 AttentionInterface.register(NAME, attention)

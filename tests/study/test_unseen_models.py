@@ -3,6 +3,8 @@
 The truth is transformers' eager attention: its dense weights, and its own modules.
 """
 
+import copy
+
 import pytest
 import torch
 
@@ -20,13 +22,15 @@ from headwise import (
     why,
 )
 from headwise.study.importance import WAYS, mean_cross_entropy
-from tiny_models import ALL, H, inputs_of, states, unseen
+from headwise.study.outputs import derangement
+from tiny_models import ALL, LAYERS, H, inputs_of, states, unseen
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
 B, T = 2, 13
 UNKNOWN_PROJECTION = {"bitnet"}  # it normalizes what heads read before the output projection
-NOT_SUMS = {"gemma2": "caps", "bitnet": "multiply parts of the stream"}  # its norm is inside the feed-forward network
+GATES = {"afmoe": "gates every number that a head reads", "laguna": None}  # between heads and their output projection
+NOT_SUMS = {"gemma2": "caps"}
 every = pytest.mark.parametrize(("family", "kind"), ALL, ids=[kind for _, kind in ALL])
 causal = pytest.mark.parametrize("kind", [kind for family, kind in ALL if family == "CausalLM"])
 
@@ -70,12 +74,102 @@ def test_heads_read_and_write_what_the_eager_model_does(family, kind):
             torch.testing.assert_close(
                 layer.contributions().received().sum(-1), layer.read.new_full(layer.read.shape[:2], layer.read.shape[2])
             )
+        assert kind in UNKNOWN_PROJECTION or (layer.gate is not None) == (kind in GATES)
 
 
 def projected(layer):
     """What the module that receives the heads' reading makes of it."""
     with torch.no_grad():
-        return layer._projection.module.forward(layer.read.transpose(1, 2).flatten(2))
+        return layer._projection.module.forward(layer.handed.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("kind", GATES)
+def test_gated_heads_write_what_the_eager_model_projects(kind):
+    model, eager, inputs = unseen("CausalLM", kind), unseen("CausalLM", kind, "eager"), inputs_of("CausalLM", B, T)
+    seen, outputs = recorded(model, inputs), {}
+    hooks = [
+        module.register_forward_hook(lambda module, args, output, name=name: outputs.update({name: output}))
+        for name, module in eager.named_modules()
+        if name.endswith("o_proj")
+    ]
+    call(eager, inputs)
+    for hook in hooks:
+        hook.remove()
+    for name, layer in seen.outputs.items():
+        torch.testing.assert_close(layer.written().sum(1) + layer.bias, outputs[f"{name}.o_proj"], **loose(model))
+        value = layer.value.repeat_interleave(H // layer.value.shape[1], 1)
+        each = torch.einsum("bhtd,bhsd,hde->bhtse", layer.gate, value, layer._out)  # what a key adds for a query
+        taken = torch.einsum("bhts,bhtse->bhtse", layer.weights.to_tensor(), each)
+        whole = layer.written()
+        shares = torch.einsum("bhtse,bhte->bhts", taken, whole) / whole.square().sum(-1, keepdim=True)
+        torch.testing.assert_close(layer.contributions()[:], shares, **loose(model))
+        torch.testing.assert_close(layer.contributions(rows=[2, 5])[:], shares[:, :, [2, 5]], **loose(model))
+        with pytest.raises(OptionError, match=r"by a gate before its output projection.*Use written\(\)"):
+            _ = layer.out
+        if GATES[kind] is None:  # one factor for a head changes no shares
+            norms = taken.norm(dim=-1)
+            torch.testing.assert_close(layer.by_value()[:], norms / norms.sum(-1, keepdim=True), **loose(model))
+        else:
+            with pytest.raises(OptionError, match=rf"{GATES[kind]}.*Use by_value\(projected=False\)"):
+                layer.by_value()
+
+
+def test_open_contexts_do_not_see_how_gates_are_tried():
+    model, inputs = copy.deepcopy(unseen("CausalLM", "laguna")), inputs_of("CausalLM", B, T)
+    name = "model.layers.1.self_attn"
+    with silence(model, {"model.layers.0.self_attn": 2}), torch.no_grad(), watch(model, outputs=True) as seen:
+        model(inputs)
+        with gate(model, {name: torch.zeros(H)}):
+            written = seen.outputs[name].written()
+        assert [len(calls) for calls in seen.calls.values()] == [1] * LAYERS
+        assert len(seen.outputs.in_order) == LAYERS
+    assert written.any()
+
+
+def test_a_layer_that_mixes_its_heads_is_not_called_gated():
+    model = unseen("CausalLM", "llama")
+    layer = model.model.layers[1].self_attn
+    seen = recorded(model, inputs_of("CausalLM", B, T))
+    written = seen.outputs["model.layers.1.self_attn"].written()
+    with torch.no_grad(), watch(model, outputs=True) as again:
+        hook = layer.o_proj.register_forward_pre_hook(lambda module, args: (args[0].roll(4, -1),), prepend=True)
+        model(inputs_of("CausalLM", B, T))
+    with pytest.raises(OptionError, match="normalize or gate it first"):
+        again.outputs["model.layers.1.self_attn"].written()
+    hook.remove()
+    with watch(model, outputs=True) as last:
+        call(model, inputs_of("CausalLM", B, T))
+    torch.testing.assert_close(last.outputs["model.layers.1.self_attn"].written(), written)
+
+
+@pytest.mark.parametrize("by", WAYS)
+def test_importance_where_rows_are_windows_of_images(by):
+    torch.manual_seed(7)
+    kind = {"embed_dim": 12, "depths": [1, 1], "num_heads": [2, 3], "window_size": 3, "image_size": 24, "patch_size": 2}
+    config = transformers.AutoConfig.for_model("swin", **kind)
+    model = transformers.AutoModel.from_config(config, attn_implementation="headwise").double().eval()
+    inputs = {"pixel_values": torch.randn(3, 3, 24, 24).double()}
+    found = importance(model, inputs, by=by, loss=squares, controls=1)
+    name, whole = next(iter(found)), squares(model(**inputs), None)
+    with torch.no_grad(), watch(model, outputs=True) as seen:
+        model(**inputs)
+    assert seen[name].shape[0] == 3 * 16
+    if by == "gradient":
+        factors = torch.ones(2).double().requires_grad_()
+        with gate(model, {name: factors}):
+            expected = -torch.autograd.grad(squares(model(**inputs), None).sum(), factors)[0]
+        torch.testing.assert_close(found[name].sum(0).to(expected), expected, atol=1e-6, rtol=1e-5)
+        return
+    if by == "patch":
+        order = derangement(3, 0)
+        with torch.no_grad(), watch(model, outputs=True) as other:
+            model(pixel_values=inputs["pixel_values"][order])
+        source = other.outputs
+    else:
+        source = seen.outputs.mean() if by == "mean" else {name: torch.zeros(1, 2, 1, 1)}
+    with torch.no_grad(), patch(model, source, {name: 1}):
+        expected = squares(model(**inputs), None) - whole
+    torch.testing.assert_close(found[name][:, 1].to(expected), expected, atol=1e-6, rtol=1e-5)
 
 
 @every

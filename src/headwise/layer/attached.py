@@ -111,6 +111,16 @@ def attached(layers: Mapping[str, Any], attachments: Mapping[str, Attachment]) -
         _open.set(_open.get() - {context})
 
 
+@contextmanager
+def detached() -> Iterator[None]:
+    """A context in which nothing applies that others have attached, for runs of a model that they shall not see."""
+    here = _open.set(frozenset())
+    try:
+        yield
+    finally:
+        _open.reset(here)
+
+
 def _set(layer: Any, context: object, attachment: Attachment | None) -> None:
     """Set what a context attaches to a layer; None removes it."""
     with _lock:

@@ -134,19 +134,30 @@ def _open_transformers(
     if not safe:
         open_tensors(weights)  # refuses a torch file that holds code, and says why
     with _wrapped(folder, "a transformers model"), _quiet(transformers):
-        # The class that reads the weights under the names they were saved with.
-        saved = " ".join(getattr(config, "architectures", None) or [])
-        causal = "CausalLM" in saved or "LMHead" in saved
-        kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
-        if part == "both" and "ConditionalGeneration" in saved:
-            kind = transformers.AutoModelForSeq2SeqLM
+        kind = _class_of(transformers, config, part)
         module = _loaded(kind, folder, use_safetensors=safe, **({} if dtype is None else {"dtype": dtype}))
     start = None
     if config.is_encoder_decoder:
         module, start = _part_of(module, config.model_type, part)
     trained = getattr(config, "max_position_embeddings", None)
+    if trained is None and not config.is_encoder_decoder:  # a model that reads images, too, has a configuration in it
+        trained = getattr(config.get_text_config(), "max_position_embeddings", None)
     module = module.to(device).eval().requires_grad_(False)
     return TextModel(folder.resolve().name, module, codec, trained, _limit(module, trained), start)
+
+
+def _class_of(transformers: Any, config: Any, part: str | None) -> Any:
+    """The class that saved the weights if it generates text, as those of Gemma 3 and of other models that read images
+    do, too; else one without a head."""
+    name = next(iter(getattr(config, "architectures", None) or ()), "")
+    saved: Any = getattr(transformers, name, None) if isinstance(name, str) else None
+    if not (inspect.isclass(saved) and issubclass(saved, transformers.PreTrainedModel)):
+        predicts = "CausalLM" in str(name) or "LMHead" in str(name)
+        return transformers.AutoModelForCausalLM if predicts else transformers.AutoModel
+    kind: Any = saved
+    fits = kind.config_class is not None and isinstance(config, kind.config_class)
+    whole = part == "both" or not config.is_encoder_decoder
+    return kind if fits and whole and kind.can_generate() else transformers.AutoModel
 
 
 def _loaded(kind: Any, folder: Path, **options: Any) -> Any:

@@ -24,7 +24,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +41,8 @@ from headwise.study.watch import watch
 
 WAYS = ("gradient", "silence", "mean", "patch")
 Loss = Callable[[Any, Any], Tensor]
-TOKENS = 8192  # in one pass of a sweep, if the caller does not say how many samples
+TOKENS = {"cpu": 2048}  # in one pass of a sweep, if the caller does not say how many rows: more leave the cache
+MOST_TOKENS = 8192  # on other devices
 ROWS = 64
 KEPT = 2**16  # tokens of all samples for which the outputs of modules are kept during a sweep
 
@@ -212,7 +213,7 @@ def importance(
             next token, for models that predict it.
         source: for "patch", the other run's tokens, of the same shape; by default the same samples in another order.
         controls: how many random subspaces of each layer to remove for comparison.
-        batch: rows of one forward pass; by default as many as make 8192 tokens, at most 64.
+        batch: rows of one forward pass; by default as many as make 2048 tokens (8192 on a GPU), at most 64.
         seed: of the controls and of the order of samples.
     """
     if by not in WAYS:
@@ -224,9 +225,9 @@ def importance(
 # How it is measured ------------------------------------------------------------------------------------------------
 
 
-def batch_of(length: int) -> int:
+def batch_of(length: int, device: torch.device) -> int:
     """How many samples of so many tokens one pass holds."""
-    return min(ROWS, max(1, TOKENS // max(1, length)))
+    return min(ROWS, max(1, TOKENS.get(device.type, MOST_TOKENS) // max(1, length)))
 
 
 class _Study:
@@ -244,7 +245,7 @@ class _Study:
             raise OptionError(f"importance(tokens={tuple(shown.shape)}): there are no samples; expected (B, T).")
         self.device = shown.device
         self.controls = controls if controls == 0 else check_size("controls", controls)
-        self.batch = batch_of(length) if batch is None else check_size("batch", batch)
+        self.batch = batch_of(length, shown.device) if batch is None else check_size("batch", batch)
         self.loss = next_token_loss(model, self.rows(torch.arange(1))) if loss is None else loss
         self.widths = self._widths()
 
@@ -264,9 +265,11 @@ class _Study:
         return found
 
     def _widths(self) -> dict[str, tuple[int, int]]:
-        """The number of heads and their width, by layer, as the first sample shows them."""
+        """The number of heads and their width, by layer, as two samples show them."""
         with torch.no_grad(), watch(self.model, outputs=True) as seen:
-            run(self.model, self.rows(torch.arange(1)))
+            run(self.model, self.rows(torch.tensor([0, self.samples - 1])))
+        if any(layer.shape[0] != 2 for layer in seen.outputs.values()):
+            self.batch = 1  # rows are not samples, as in windows of images: a gate then applies to all rows of a pass
         return {name: (layer.shape[1], layer.shape[3]) for name, layer in seen.outputs.items()}
 
     def removal(self, amounts: Mapping[str, Tensor], targets: Mapping[str, Any]) -> Intervention:
@@ -320,43 +323,66 @@ class _Study:
     def by_removal(self, by: str, source: Inputs | None) -> Importance:
         """The loss without each unit, many units of a layer in one pass, minus the loss of the whole model."""
         self.passes = 0
-        chunks = torch.arange(self.samples).split(self.batch)
-        base = torch.cat([self.run(self.rows(chunk), len(chunk)) for chunk in chunks])
+        base, prefix = self._whole()
         targets = self._targets(by, source)
-        prefix = self._prefix(base)
         found = {name: base.new_zeros(self.samples, H + self.controls) for name, (H, _) in self.widths.items()}
-        for name, (H, _) in self.widths.items():
-            tasks = torch.cartesian_prod(torch.arange(self.samples), torch.arange(H + self.controls))
-            for part in tasks.split(self.batch):
-                samples, units = part.unbind(1)
-                amount = torch.zeros(len(part), H + self.controls)
-                amount[torch.arange(len(part)), units] = 1
-                chosen = {name: [_of_rows(x, samples, self.samples) for x in targets.get(name, ())]}
-                with self.removal({name: amount.to(self.device)}, chosen), prefix(name, samples):
-                    loss = self.run(self.rows(samples), len(part))
-                found[name][samples.to(base.device), units.to(base.device)] = loss - base[samples.to(base.device)]
+        for name in self.widths:
+            for tasks, loss in self._swept(name, targets.get(name, []), prefix, base):
+                samples, units = tasks.to(base.device).unbind(1)
+                found[name][samples, units] = loss - base[samples]
         return self._result(by, found, base)
 
-    def _prefix(self, base: Tensor) -> Callable[[str, Tensor], AbstractContextManager[None]]:
-        """A context in which what comes before a layer is not computed again, for layers where that changes nothing."""
+    def _whole(self) -> tuple[Tensor, EarlierModules | None]:
+        """The loss of the whole model, and what its modules returned, unless that is too much to keep."""
         size = self.samples * first_tensor(self.inputs, "importance")[0].numel()
         if size > KEPT or set(self.widths) - set(self.layers):  # too much to keep; or a layer is called several times
-            return lambda name, samples: nullcontext()
-        prefix = EarlierModules(
-            self.model, self.layers, lambda i: self.run(self.rows(torch.tensor([i])), 1), self.samples
-        )
-        safe = {name for name in self.widths if self._same(prefix, name, base)}
-        return lambda name, samples: prefix.skipped(name, samples) if name in safe else nullcontext()
+            chunks = torch.arange(self.samples).split(self.batch)
+            return torch.cat([self.run(self.rows(chunk), len(chunk)) for chunk in chunks]), None
+        losses: dict[int, Tensor] = {}
 
-    def _same(self, prefix: EarlierModules, name: str, base: Tensor) -> bool:
-        """Whether the loss of two samples stays as it is if nothing before a layer is computed again."""
-        samples = torch.tensor([0, self.samples - 1])
+        def each(sample: int) -> None:
+            losses[sample] = self.run(self.rows(torch.tensor([sample])), 1)
+
+        prefix = EarlierModules(self.model, self.layers, each, self.samples)
+        return torch.cat([losses[sample] for sample in range(self.samples)]), prefix
+
+    def _swept(
+        self, name: str, targets: Sequence[Tensor], prefix: EarlierModules | None, base: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Samples and units of a layer, (tasks, 2), with the loss without them, (tasks,).
+
+        What comes before the layer is not computed again. In the first pass, one more row removes nothing: if its loss
+        is not that of the whole model, the model cannot be run in part.
+        """
+        units = self.widths[name][0] + self.controls
+        for tasks in torch.cartesian_prod(torch.arange(self.samples), torch.arange(units)).split(self.batch):
+            first = not int(tasks[0].sum())
+            if prefix is not None and first:
+                whole = torch.tensor([[self.samples - 1, units]])
+                loss = self._in_part(name, torch.cat([tasks, whole]), targets, prefix)
+                if loss is not None and torch.allclose(loss[-1:], base[-1:], rtol=1e-3, atol=1e-4):
+                    yield tasks, loss[:-1]
+                    continue
+                prefix = None
+            with nullcontext() if prefix is None else prefix.skipped(name, tasks[:, 0]):
+                loss = self._without(name, tasks, targets)
+            yield tasks, loss
+
+    def _in_part(self, name: str, tasks: Tensor, targets: Sequence[Tensor], prefix: EarlierModules) -> Tensor | None:
+        """The loss of tasks if nothing before the layer is computed again; None if that cannot be done."""
         try:
-            with prefix.skipped(name, samples):
-                again = self.run(self.rows(samples), 2)
+            with prefix.skipped(name, tasks[:, 0]):
+                return self._without(name, tasks, targets)
         except Exception:  # code that we do not know, and which cannot be run in part
-            return False
-        return torch.allclose(again, base[samples.to(base.device)], rtol=1e-3, atol=1e-4)
+            return None
+
+    def _without(self, name: str, tasks: Tensor, targets: Sequence[Tensor]) -> Tensor:
+        """The loss of samples without one unit each; a unit after the last removes nothing."""
+        samples, units = tasks.unbind(1)
+        amount = torch.eye(self.widths[name][0] + self.controls + 1)[units, :-1]
+        chosen = [_of_rows(x, samples, self.samples) for x in targets]
+        with self.removal({name: amount.to(self.device)}, {name: chosen}):
+            return self.run(self.rows(samples), len(tasks))
 
     def _targets(self, by: str, source: Inputs | None) -> dict[str, list[Tensor]]:
         """What removed heads become, by layer and call; nothing for zeros."""
@@ -405,6 +431,7 @@ class _Removal:
         B, H, T, D = read.shape
         apart = read if not self.target else read - self.target[self.number % len(self.target)].to(read)
         amount = self.amount.to(read.dtype)
+        amount = amount.expand(B, -1) if len(amount) == 1 else amount
         changed = read - amount[:, :H, None, None] * apart
         merged = apart.transpose(1, 2).flatten(2)  # (B, T, H · Dv)
         for number, frame in enumerate(self.frames.to(read.dtype)):
@@ -417,8 +444,11 @@ class _Removal:
 
 
 def _of_rows(target: Tensor, samples: Tensor, count: int) -> Tensor:
-    """The target of each row of a pass."""
-    return target[samples.to(target.device)] if target.shape[0] == count and count > 1 else target
+    """The target of each row of a pass; a sample may have several rows."""
+    if target.shape[0] % count or count == 1:
+        return target
+    by_sample: Tensor = target.unflatten(0, (count, -1))
+    return by_sample[samples.to(target.device)].flatten(0, 1)
 
 
 # Losses ------------------------------------------------------------------------------------------------------------

@@ -11,10 +11,13 @@
 torch.Size([1, 8, 8])
 
 A head reads z = Σ weight · value. What it adds to the model is z times its part of the output projection. That part is
-not looked up by name: the recorder sees which module receives what the heads read, and tries what it does.
+not looked up by name: the recorder sees which module receives what the heads read, and tries what it does. Some models
+(Qwen3-Next) multiply z by a gate first. Whether they do that and nothing else is tried, too, when somebody asks.
 """
 
+import inspect
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -25,8 +28,9 @@ from torch import Tensor, nn
 from headwise.attention.backends import Call
 from headwise.errors import OptionError, StaleMapError
 from headwise.layer import MultiHeadAttention, compat
-from headwise.layer.attached import Attachment, Watcher
+from headwise.layer.attached import Attachment, Watcher, attached, detached
 from headwise.study.passes import call_name
+from headwise.study.samples import closeness, run, samples_of, taken
 from headwise.weights import AttentionMap, Selector
 from headwise.weights.indexing import axis_of
 from headwise.weights.source import take
@@ -36,7 +40,7 @@ from headwise.weights.values import Contributions
 class HeadOutputs:
     """What the heads of one call of one layer read and write; made by `watch(model, outputs=True)`.
 
-    read: (B, H, T, Dv), what each head hands to the output projection.
+    read: (B, H, T, Dv), what each head reads.
     weights: the attention map of the call.
     """
 
@@ -54,6 +58,26 @@ class HeadOutputs:
         self.read, self.weights, self._value, self._why_not = read, weights, value, why_not
         self._version = -1 if value is None or value.is_inference() else value._version
         self._projection = projection
+        self._handed: Tensor | None = None  # what a module received that is not what the heads read, (B, T, H · Dv)
+
+    @property
+    def handed(self) -> Tensor:
+        """What each head hands to the output projection, (B, H, T, Dv): what it reads, times a gate if there is one."""
+        self._out  # noqa: B018 - finds the projection
+        if not self._projection.gated:
+            return self.read
+        if self._handed is None:
+            raise OptionError(f"the gates of {self.name!r} were not seen in this call.")
+        B, H, T, D = self.read.shape
+        return self._handed.reshape(B, T, H, D).transpose(1, 2)
+
+    @property
+    def gate(self) -> Tensor | None:
+        """The factors by which the layer multiplies what its heads read, (B, H, T, Dv); None if it does not."""
+        handed = self.handed
+        if handed is self.read:
+            return None
+        return torch.where(self.read == 0, 0.0, handed / torch.where(self.read == 0, 1.0, self.read))
 
     @property
     def shape(self) -> torch.Size:
@@ -76,13 +100,24 @@ class HeadOutputs:
     @property
     def out(self) -> Tensor:
         """The output projection of each head, (H, Dv, E): what it writes is `read @ out`."""
+        out = self._out
+        if self._projection.gated:
+            raise OptionError(
+                f"{self.name!r} multiplies what its heads read by a gate before its output projection, so no matrix "
+                f"turns one into what they write. Use written(), contributions() or gate."
+            )
+        return out
+
+    @property
+    def _out(self) -> Tensor:
+        """The output projection of each head, (H, Dv, E): what it writes is `handed @ _out`."""
         H, D = self.read.shape[1], self.read.shape[3]
         return self._projection.matrix(H * D, self.read).reshape(H, D, -1)
 
     @property
     def bias(self) -> Tensor:
         """What the output projection adds whatever the heads read, (E,); it belongs to no head."""
-        self.out  # noqa: B018 - finds the projection
+        self._out  # noqa: B018 - finds the projection
         return self._projection.constant(self.read)
 
     def written(self, *, heads: Selector | None = None, rows: Selector | None = None) -> Tensor:
@@ -92,7 +127,7 @@ class HeadOutputs:
             heads: which heads, as in `AttentionMap.select`; all by default, which takes H times the layer's output.
             rows: which queries.
         """
-        read, out = self.read, self.out
+        read, out = self.handed, self._out
         for dim, item, name in ((1, heads, "head"), (2, rows, "query")):
             axis = range(read.shape[dim]) if item is None else axis_of(item, read.shape[dim], name)
             if axis is None:
@@ -112,11 +147,47 @@ class HeadOutputs:
         Args:
             projected: measure values after the output projection, else before it.
         """
-        return self.weights.by_value(self.value, self.out if projected else None)
+        if projected and not _one_factor_per_head(self.gate):
+            raise OptionError(
+                f"by_value() of {self.name!r}: this layer gates every number that a head reads, so the norm of what a "
+                f"value adds differs from query to query. Use by_value(projected=False) or contributions(), in surveys "
+                f"by='contribution'."
+            )
+        return self.weights.by_value(self.value, self._out if projected else None)
 
-    def contributions(self, *, projected: bool = True) -> Contributions:
-        """The share of each key in what the heads write, or read if not `projected`: `AttentionMap.contributions`."""
-        return self.weights.contributions(self.value, self.read, self.out if projected else None)
+    def contributions(self, *, projected: bool = True, rows: Selector | None = None) -> Contributions:
+        """The share of each key in what the heads write: `AttentionMap.contributions`.
+
+        Args:
+            projected: compare what heads write, after gates and the output projection, else what they read.
+            rows: which queries.
+        """
+        weights, read, gate = self.weights, self.read, self.gate if projected else None
+        if rows is not None:
+            weights, read = weights.select(rows=rows), self._rows(read, rows)
+            gate = None if gate is None else self._rows(gate, rows)
+        return weights.contributions(self.value, read, self._out if projected else None, gate=gate)
+
+    def _rows(self, x: Tensor, rows: Selector) -> Tensor:
+        axis = axis_of(rows, x.shape[2], "query")
+        assert axis is not None  # noqa: S101 - the map has taken these rows
+        return take(x, 2, axis)
+
+
+def as_projected(measure: Callable[..., Any], **options: Any) -> Any:
+    """What a method such as `HeadOutputs.by_value` gives, without the output projection where that is not known."""
+    try:
+        return measure(**options)
+    except OptionError:
+        return measure(projected=False, **options)
+
+
+def _one_factor_per_head(gate: Tensor | None) -> bool:
+    """Whether gates are the same for all numbers of a head, so that they do not change shares."""
+    if gate is None:
+        return True
+    largest, smallest = gate.amax(-1), torch.where(gate == 0, torch.inf, gate).amin(-1)
+    return bool((largest - smallest <= 4 * torch.finfo(gate.dtype).eps * largest.abs()).all())
 
 
 class Outputs(Mapping[str, HeadOutputs]):
@@ -128,7 +199,9 @@ class Outputs(Mapping[str, HeadOutputs]):
     def __init__(self, model: nn.Module, layers: Mapping[str, Any]) -> None:
         self.in_order: list[HeadOutputs] = []  # the calls of all layers, as they came
         self._layers, self._model = dict(layers), model
-        self._projections = {name: OutputProjection(name, layer) for name, layer in layers.items()}
+        self._projections = {name: OutputProjection(name, layer, self._gated) for name, layer in layers.items()}
+        self.given: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # what the model was called with
+        self.running = False  # whether the model is being called
 
     def __getitem__(self, name: str) -> HeadOutputs:
         calls = self.calls
@@ -194,8 +267,9 @@ class Outputs(Mapping[str, HeadOutputs]):
             if number is None:
                 return
             value, why_not = _value_of(call, read, layer)
-            projection.expect(read)
-            self.in_order.append(HeadOutputs((name, number), read, here.weights, value, why_not, projection))
+            made = HeadOutputs((name, number), read, here.weights, value, why_not, projection)
+            projection.expect(made)
+            self.in_order.append(made)
 
         return Attachment(watcher=see, observer=observe)
 
@@ -208,9 +282,22 @@ class Outputs(Mapping[str, HeadOutputs]):
                 attending = {id(layer) for layer in self._layers.values()}
                 holds = [m for m in self._model.modules() if not any(id(x) in attending for x in m.modules())]
                 for module in holds:
-                    hook = module.register_forward_pre_hook(_seeker(unknown))
-                    stack.callback(hook.remove)
+                    stack.callback(module.register_forward_pre_hook(_seeker(unknown)).remove)
+                for projection in unknown:
+                    stack.callback(self._layers[projection.name].register_forward_hook(projection.leave).remove)
             yield
+
+    def _gated(self, name: str) -> bool:
+        """Whether a layer multiplies what its heads read by factors that do not depend on it; tried once for all."""
+        modules = {name: x.last for name, x in self._projections.items() if x.last is not None}
+        known = {name: _gates.get(self._layers[name]) for name in modules}
+        if known[name] is None and self.given is not None and not self.running:
+            found = tried_gates(self._model, self._layers, modules, self.given)
+            _gates.update({self._layers[name]: found.get(name, False) for name in modules})
+        return _gates.get(self._layers[name], False)
+
+
+_gates: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()  # layers that were tried
 
 
 def _value_of(call: Call, read: Tensor, layer: Any) -> tuple[Tensor | None, str]:
@@ -236,28 +323,48 @@ def derangement(count: int, seed: int) -> Tensor:
 
 
 class OutputProjection:
-    """The map from what heads read, side by side, to the output of a layer, found by watching where it goes."""
+    """The map from what heads read, side by side, to the output of a layer, found by watching where it goes.
 
-    def __init__(self, name: str, layer: Any) -> None:
-        self.name, self.module, self._candidates = name, None, []  # type: ignore[var-annotated]
+    Args:
+        name: the layer's name.
+        layer: the layer.
+        try_gates: whether the layer of this name multiplies what its heads read by gates, before `last` receives it.
+    """
+
+    def __init__(self, name: str, layer: Any, try_gates: Callable[[str], bool]) -> None:
+        self.name = name
+        self.module: nn.Module | None = None
+        self._candidates: list[nn.Module] = []
+        self.last: nn.Module | None = None  # the last module of the layer that received something of this width
+        self.gated = False
+        self._try_gates, self._inside = try_gates, set(layer.modules())
         self._waiting = threading.local()
         self._known: Tensor | None = None
         if isinstance(layer, MultiHeadAttention | compat.MultiheadAttention):
             self.module = nn.Identity() if layer.out_proj is None else layer.out_proj
 
-    def expect(self, read: Tensor) -> None:
-        """From now on, a module that receives `read` (B, H, T, Dv), merged, may be the output projection."""
-        if self.module is None and not self._candidates:
-            self._waiting.read = read.detach()
+    def expect(self, made: HeadOutputs) -> None:
+        """From now on, a module that receives what these heads read, merged, may be the output projection."""
+        if (self.module is None or self.gated) and not self._candidates:
+            self._waiting.made, self._waiting.inside = made, True
 
     def offer(self, module: nn.Module, x: Any) -> None:
         """Consider a module that is about to be called with `x`."""
-        read: Tensor | None = getattr(self._waiting, "read", None)
-        if read is None or not isinstance(x, Tensor) or x.numel() != read.numel():
+        made: HeadOutputs | None = getattr(self._waiting, "made", None)
+        if made is None or not isinstance(x, Tensor) or x.numel() != made.read.numel():
             return
-        B, H, T, D = read.shape
-        if x.shape[-1] == H * D and torch.equal(x.detach().reshape(B, T, H, D), read.transpose(1, 2)):
+        B, H, T, D = made.read.shape
+        if x.shape[-1] != H * D:
+            return
+        if torch.equal(x.detach().reshape(B, T, H, D), made.read.detach().transpose(1, 2)):
             self._candidates.append(module)
+            made._handed = None
+        elif self._waiting.inside and module in self._inside and not self._candidates:
+            self.last, made._handed = module, x
+
+    def leave(self, *_: Any) -> None:
+        """The layer returns: only a module outside may still receive what its heads read."""
+        self._waiting.inside = False
 
     def matrix(self, width: int, like: Tensor) -> Tensor:
         """The linear part of the projection, (H·Dv, E)."""
@@ -279,6 +386,10 @@ class OutputProjection:
             if found is not None:
                 self.module = module
                 return found
+        found = None if self._candidates or self.last is None else linear_part(self.last, width, like)
+        if found is not None and self._try_gates(self.name):
+            self.module, self.gated = self.last, True
+            return found
         raise OptionError(
             f"the output projection of {self.name!r} is not known: no linear module of the model receives what its "
             f"heads read. The model may normalize or gate it first, or compute in its own code. What needs no "
@@ -292,6 +403,46 @@ def _seeker(projections: list[OutputProjection]) -> Callable[[nn.Module, tuple[A
             projection.offer(module, args[0] if args else None)
 
     return offer
+
+
+def tried_gates(
+    model: nn.Module, layers: Mapping[str, Any], modules: Mapping[str, nn.Module], given: tuple[Any, Any]
+) -> dict[str, bool]:
+    """For each layer, whether its module receives what heads read times factors that do not depend on it.
+
+    The model reads one sample in two rows. In the second row, what heads read is multiplied by random numbers: the
+    module must receive the same multiples. It then gets the first row twice, so that later layers see two equal rows.
+    """
+    names = inspect.signature(model.forward).parameters
+    inputs = dict(zip(names, given[0], strict=False)) | given[1]
+    random: dict[str, Tensor] = {}
+    found: dict[str, bool] = {}
+
+    def changed(name: str) -> Callable[[Tensor], Tensor]:
+        def change(read: Tensor) -> Tensor:
+            first = read.chunk(2)[0]
+            generator = torch.Generator().manual_seed(0)
+            random[name] = torch.rand(first.shape, generator=generator).to(first) + 0.5
+            return torch.cat([first, first * random[name]])
+
+        return change
+
+    def compared(name: str) -> Callable[..., Any]:
+        def compare(module: nn.Module, args: tuple[Any, ...]) -> Any:
+            first, second = args[0].chunk(2)
+            expected = first * random[name].transpose(1, 2).reshape(first.shape)
+            tolerance = closeness(first) * expected.abs().max()
+            found[name] = bool((second - expected).abs().max() <= tolerance) and found.get(name, True)
+            return (torch.cat([first, first]), *args[1:])
+
+        return compare
+
+    with torch.no_grad(), detached(), ExitStack() as stack:
+        for name, module in modules.items():
+            stack.callback(module.register_forward_pre_hook(compared(name)).remove)
+        stack.enter_context(attached(layers, {name: Attachment(change=changed(name)) for name in modules}))
+        run(model, taken(inputs, torch.tensor([0, 0]), samples_of(inputs, "watch")))
+    return found
 
 
 def linear_part(module: nn.Module, width: int, like: Tensor) -> Tensor | None:

@@ -27,7 +27,7 @@ from headwise.errors import OptionError
 from headwise.study.importance import logits_of
 from headwise.study.interventions import Intervention, checked_layers
 from headwise.study.passes import call_name, split_name
-from headwise.study.samples import Inputs, check_tokens, run, samples_of, taken
+from headwise.study.samples import Inputs, check_tokens, closeness, run, samples_of, taken
 from headwise.study.watch import watch
 from headwise.weights import AttentionMap
 
@@ -73,12 +73,6 @@ class FrozenNorm:
     def __call__(self, part: Tensor) -> Tensor:
         """What becomes of a part of the stream, (..., E)."""
         return self.scale * self.gain * (part - part.mean(-1, keepdim=True) if self.centers else part)
-
-
-def closeness(x: Tensor) -> float:
-    """How far apart numbers of this dtype may be, relative to the largest, and count as equal; norms and activations of
-    float64 models often compute in float32."""
-    return 1e-3 if x.dtype in (torch.float32, torch.float64) else 3e-2
 
 
 # A model whose stream is cut into sources ---------------------------------------------------------------------------
@@ -170,9 +164,12 @@ class Stream:
         embeddings = {module for module, call in calls.items() if module not in inner and _is_embedding(module, *call)}
         whole = attending | norms | embeddings
         cut = {module: name for name, module in self.model.named_modules() if module in embeddings}
-        for name, module in _candidates(self.model, "", whole):
-            if module in calls and module not in inner and not _is_affine(module, *calls[module]):
+        for name, module in _candidates(self.model, "", whole, set(calls)):
+            if module not in inner and not _is_affine(module, *calls[module]):
                 cut[module] = name
+        for name, module in _around(self.model, norms, attending):  # inner ones first
+            if module in calls and module not in inner and not _is_sum(module, calls, norms, cut):
+                cut = {part: x for part, x in cut.items() if part not in set(module.modules())} | {module: name}
         return norms, cut
 
     # Hooks.
@@ -208,7 +205,7 @@ class Stream:
         self.sources[name] = x.detach().clone().requires_grad_()
         if heads:
             self.names.append(name)
-        return self.sources[name]
+        return self.sources[name].clone()  # which the model may change in place
 
     def _rename(self, old: str, new: str) -> None:
         self.sources = {new if name == old else name: x for name, x in self.sources.items()}
@@ -266,15 +263,64 @@ def _is_embedding(module: nn.Module, args: Any, kwargs: Any, output: Any) -> boo
     return integers and floats and not any(True for _ in module.children())
 
 
-def _candidates(module: nn.Module, name: str, whole: set[nn.Module]) -> Iterable[tuple[str, nn.Module]]:
-    """The largest modules with none of `whole` inside."""
+def _candidates(
+    module: nn.Module, name: str, whole: set[nn.Module], called: set[nn.Module]
+) -> Iterable[tuple[str, nn.Module]]:
+    """The largest modules with none of `whole` inside that were called; a list of modules is not."""
     if module in whole:
         return
-    if all(part not in whole for part in module.modules()):
+    if module in called and whole.isdisjoint(module.modules()):
         yield name, module
         return
     for child, part in module.named_children():
-        yield from _candidates(part, f"{name}.{child}" if name else child, whole)
+        yield from _candidates(part, f"{name}.{child}" if name else child, whole, called)
+
+
+def _around(model: nn.Module, norms: set[nn.Module], attending: set[nn.Module]) -> list[tuple[str, nn.Module]]:
+    """The modules that have norms inside and no attention, inner ones first."""
+    found = []
+    for name, module in model.named_modules():
+        parts = set(module.modules())
+        if module not in norms and not parts.isdisjoint(norms) and parts.isdisjoint(attending):
+            found.append((name, module))
+    return found[::-1]
+
+
+def _is_sum(
+    module: nn.Module,
+    calls: Mapping[nn.Module, tuple[Any, Any, Any]],
+    norms: set[nn.Module],
+    cut: Mapping[nn.Module, str],
+) -> bool:
+    """Whether a module, its norms frozen, adds up what it gets and what nonlinear modules inside write.
+
+    Twice as much of all of them must change its output twice as much. A module that multiplies them (BitNet normalizes
+    inside its feed-forward networks) is nonlinear as a whole.
+    """
+    args, kwargs, _ = calls[module]
+
+    def scaled(x: Any, by: float) -> Any:
+        if isinstance(x, tuple | list):
+            return type(x)(scaled(part, by) for part in x)
+        return x * by if isinstance(x, Tensor) and x.is_floating_point() else x
+
+    def at(by: float) -> Tensor:
+        with ExitStack() as stack:
+            for part in module.modules():
+                if part in norms and part in calls:
+                    norm = FrozenNorm._fitted(part, calls[part][0][0], calls[part][2])
+                    hook: Any = lambda m, a, o, norm=norm: norm(a[0]) + norm.bias  # noqa: E731
+                elif part in cut and part in calls:
+                    hook = lambda m, a, o, made=calls[part][2]: scaled(made, by)  # noqa: E731
+                else:
+                    continue
+                stack.callback(part.register_forward_hook(hook).remove)
+            found = module.forward(*scaled(args, by), **{name: scaled(x, by) for name, x in kwargs.items()})
+        first: Tensor = found[0] if isinstance(found, tuple | list) else found
+        return first
+
+    nothing, once, twice = at(0.0), at(1.0), at(2.0)
+    return bool((twice - 2 * once + nothing).abs().max() <= closeness(once) * (once.abs().max() + nothing.abs().max()))
 
 
 def _is_affine(module: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
@@ -352,6 +398,7 @@ def logit_attribution(
         against: another token, to take the difference of the two logits.
         position: which token's prediction; the last by default.
     """
+    checked_layers(model, "logit_attribution")
     count = samples_of(tokens, "logit_attribution")
     check_tokens(model, tokens, "logit_attribution")
     targets, others = _tokens_of(target, count, "target"), _tokens_of(against, count, "against")
@@ -480,11 +527,12 @@ def why(model: nn.Module, tokens: Inputs, layer: str, head: int, query: int, key
         query: the position of the query.
         key: the position of the key.
     """
+    layers = checked_layers(model, "why")
     count = samples_of(tokens, "why")
     check_tokens(model, tokens, "why")
     if count != 1:
         raise OptionError(f"why: {count} samples are given; expected one, (1, T).")
-    base, index = split_name(layer, checked_layers(model, "why"))
+    base, index = split_name(layer, layers)
     return why_of(model, tokens, (base, index), (0, head, query, key))
 
 

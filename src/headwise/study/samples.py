@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from headwise.errors import OptionError
@@ -81,3 +82,9 @@ def run(model: nn.Module, inputs: Inputs, **options: Any) -> Any:
     """What the model makes of the inputs, without a cache if it would keep one."""
     options |= without_cache(model, inputs)
     return model(inputs, **options) if isinstance(inputs, Tensor) else model(**inputs, **options)
+
+
+def closeness(x: Tensor) -> float:
+    """How far apart numbers of this dtype may be, relative to the largest, and count as equal; norms and activations of
+    float64 models often compute in float32."""
+    return 1e-3 if x.dtype in (torch.float32, torch.float64) else 3e-2

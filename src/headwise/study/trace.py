@@ -36,10 +36,11 @@ from headwise.models.text_model import TextModel
 from headwise.shapes import check_size
 from headwise.study.importance import logits_of, why_not_predicting
 from headwise.study.interventions import checked_layers
-from headwise.study.outputs import HeadOutputs
+from headwise.study.outputs import HeadOutputs, as_projected
 from headwise.study.samples import check_tokens, run, token_embedding
 from headwise.study.watch import watch
 from headwise.weights.spans import Spans, checked_spans
+from headwise.weights.values import Contributions
 
 Score = Callable[[Any, Tensor], Tensor]
 METHODS = ("rollout", "attention", "contributions", "gradient")
@@ -275,15 +276,11 @@ class _Tracing:
         if method == "gradient":
             assert grad is not None  # noqa: S101 - it was computed
             return (layer.value * grad)[0].sum((0, 2))
-        weights = layer.weights.detach().select(rows=self.rows)
         if method == "attention":
+            weights = layer.weights.detach().select(rows=self.rows)
             return weights.received().total[0].mean(0) / weights.shape[2]
-        try:
-            out = layer.out
-        except OptionError:  # a projection that is not known: compare what heads read
-            out = None
-        shares = weights.contributions(layer.value, layer.read[:, :, self.rows].detach(), out)
-        return shares.received()[0].mean(0) / weights.shape[2]
+        shares: Contributions = as_projected(layer.contributions, rows=self.rows)
+        return shares.received()[0].mean(0) / shares.shape[2]
 
     def _rollout(self, layers: Sequence[HeadOutputs]) -> Tensor:
         """The rollout of the answer's queries down to the tokens, (T,)."""

@@ -69,7 +69,7 @@ class Watched(Mapping[str, Any]):
         self._is_open = True
         self._stack.enter_context(without_fastpath(self._layers.values()))
         self._stack.enter_context(self._passes)
-        self._stack.callback(self._model_hook().remove)
+        self._remember_calls()
         if self._outputs is not None:
             self._stack.enter_context(self._outputs.recording())
         self._stack.enter_context(attached(self._layers, {name: self._attachment(name) for name in self._layers}))
@@ -82,16 +82,23 @@ class Watched(Mapping[str, Any]):
             raise OptionError("the outputs of heads were not kept; use headwise.watch(model, outputs=True).")
         return self._outputs
 
-    def _model_hook(self) -> Any:
-        """A hook that remembers what the model is called with, which `AttentionMap.why` needs."""
+    def _remember_calls(self) -> None:
+        """Remember what the model is called with, which `AttentionMap.why` and trials of layers need."""
 
         def remember(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not torch.compiler.is_compiling():
                 self._inputs.given = (args, kwargs) if all(map(_is_plain, (*args, *kwargs.values()))) else None
+                if self._outputs is not None:
+                    self._outputs.given, self._outputs.running = self._inputs.given, True
+
+        def done(*_: Any) -> None:
+            if self._outputs is not None:
+                self._outputs.running = False
 
         model = self._model()
         assert model is not None  # noqa: S101 - the caller holds it
-        return model.register_forward_pre_hook(Hook(remember), with_kwargs=True)
+        self._stack.callback(model.register_forward_pre_hook(Hook(remember), with_kwargs=True).remove)
+        self._stack.callback(model.register_forward_hook(Hook(done), always_call=True).remove)
 
     def _attachment(self, name: str) -> Attachment:
         watcher = self._watcher(name)

@@ -453,7 +453,12 @@ class AttentionMap(TensorLike):
         return values.by_value(self, value, out)
 
     def contributions(
-        self, value: Tensor, output: Tensor | None = None, out: Tensor | None = None
+        self,
+        value: Tensor,
+        output: Tensor | None = None,
+        out: Tensor | None = None,
+        *,
+        gate: Tensor | None = None,
     ) -> "values.Contributions":
         """How much of what each query reads comes from each key: weight · ⟨value, output⟩ / ‖output‖².
 
@@ -461,8 +466,9 @@ class AttentionMap(TensorLike):
             value: (B, heads, S, Dv), what the keys come with.
             output: (B, H, T, Dv), what the queries read, if you have it; computed otherwise.
             out: (H, Dv, E), the output projection of each head, to compare what it writes instead.
+            gate: (B, H, T, Dv), factors that what queries read is multiplied by, before the projection.
         """
-        return values.contributions(self, value, output, out)
+        return values.contributions(self, value, output, out, gate)
 
     def topk(self, k: int) -> TopKeys:
         """The k largest weights of every row (B, H, T, k), largest first, and their keys."""

@@ -108,7 +108,9 @@ def _by_head(value: Tensor, source: Source) -> Tensor:
 # The contribution of each key --------------------------------------------------------------------------------------
 
 
-def contributions(weights: "AttentionMap", value: Tensor, output: Tensor | None, out: Tensor | None) -> "Contributions":
+def contributions(
+    weights: "AttentionMap", value: Tensor, output: Tensor | None, out: Tensor | None, gate: Tensor | None
+) -> "Contributions":
     """The contribution of each key; see `AttentionMap.contributions`."""
     source = weights._with_keys("contributions()")
     value = checked_value(value, source)
@@ -118,7 +120,9 @@ def contributions(weights: "AttentionMap", value: Tensor, output: Tensor | None,
     expected = (*source.shape[:3], value.shape[3])
     if tuple(output.shape) != expected:
         raise ShapeError(f"output has shape {tuple(output.shape)}; expected (B, H, T, Dv) = {expected}.")
-    return Contributions(weights.detach(), value, output, out)
+    if gate is not None and tuple(gate.shape) != expected:
+        raise ShapeError(f"gate has shape {tuple(gate.shape)}; expected (B, H, T, Dv) = {expected}.")
+    return Contributions(weights.detach(), value, output, out, gate)
 
 
 class Contributions:
@@ -134,14 +138,19 @@ class Contributions:
     (torch.Size([9]), torch.Size([2, 4, 9]))
     """
 
-    def __init__(self, weights: "AttentionMap", value: Tensor, output: Tensor, out: Tensor | None) -> None:
+    def __init__(
+        self, weights: "AttentionMap", value: Tensor, output: Tensor, out: Tensor | None, gate: Tensor | None = None
+    ) -> None:
         self.weights = weights
         source = weights._normalised()
         self._value, direction = checked_value(value, source).detach(), output.detach().to(source.precise)
+        factors = 1.0 if gate is None else gate.detach().to(direction)
+        direction = direction * factors
         if out is not None:
             out = checked_projection(out, source, direction.shape[3]).detach().to(direction)
             with full_precision(direction):
                 direction = torch.einsum("bhtd,hde,hfe->bhtf", direction, out, out)
+        direction = direction * factors  # ⟨gate · v, gate · o⟩ = ⟨v, gate² · o⟩, and so behind a projection
         size = (direction * output.to(direction)).sum(-1, keepdim=True)
         self._direction = direction / torch.where(size > 0, size, 1.0)  # (B, H, T, Dv)
 

@@ -6,6 +6,7 @@ import torch
 import headwise
 from headwise import CheckpointError
 from headwise.models import builtin, open_model
+from tiny_models import unseen
 
 TEXT = "The captain looked at the sea, and the sea looked at the captain. " * 3
 
@@ -54,6 +55,43 @@ def test_a_transformers_model_on_disk_is_surveyed(transformers, words, tmp_path,
     assert found.reading == truth.reading
     assert found.numbers == pytest.approx(truth.numbers, rel=1e-4, abs=1e-6)
     assert (found["next"] > 0) == (kind == "bert")
+
+
+def test_a_model_that_also_reads_images_is_opened_with_its_head_and_surveyed(transformers, words, tmp_path):
+    small = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 16}
+    text = small | {"vocab_size": 8192, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64}
+    config = transformers.Gemma3Config(text_config=text, vision_config=small | {"image_size": 12, "patch_size": 4})
+    torch.manual_seed(0)
+    transformers.Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path / "gemma3")
+    words.save_pretrained(tmp_path / "gemma3")
+    subject = open_model(tmp_path / "gemma3")
+    tokens = torch.tensor([words(TEXT).input_ids[:20]])
+    assert subject.context == 64
+    assert subject.module(tokens).logits.shape == (1, 20, 8192)
+    assert headwise.trace(subject, tokens, (15, 17), draws=1).tests["passages"] == 1
+    survey = headwise.survey(tmp_path / "gemma3", texts=[TEXT], context=19, by="contribution", importance=True)
+    assert len(survey.heads) == 6
+
+
+@pytest.mark.parametrize("by", ["value", "contribution"])
+@pytest.mark.parametrize("kind", ["afmoe", "laguna", "bitnet"])
+def test_gates_and_norms_between_heads_and_their_projection_are_surveyed(transformers, words, kind, by):
+    model = unseen("CausalLM", kind)
+    subject = open_model(model, lambda text: [3 + ord(letter) % 28 for letter in text])
+    text = "The sea, the sea."
+    survey = headwise.survey(subject, texts=[text], by=by)
+    with torch.no_grad(), headwise.watch(model, outputs=True) as seen:
+        model(torch.tensor([subject.codec.encode(text)]))
+        layer = list(seen.outputs.values())[1]
+        if kind == "laguna" or (kind, by) == ("afmoe", "contribution"):  # a trial, which this context does not see
+            assert layer.gate is not None
+            found = layer.by_value() if by == "value" else layer.contributions()
+        else:
+            found = (layer.by_value if by == "value" else layer.contributions)(projected=False)
+        assert [len(calls) for calls in seen.calls.values()] == [1, 1, 1]
+    received = found.received() if by == "contribution" else found.received().total
+    first = (received[0, 2, 0].item() - 1) / (len(text) - 1)  # of all queries but the first, which sees one key
+    assert survey.head(1, 2)["sink"] == pytest.approx(first, abs=1e-4)
 
 
 def test_opening_a_transformers_model_says_nothing(transformers, words, tmp_path, capfd):

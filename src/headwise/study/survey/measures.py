@@ -20,8 +20,9 @@ from headwise.errors import HeadwiseError, OptionError
 from headwise.masks.probes import sink
 from headwise.models.text_model import PROBE, TextModel
 from headwise.study.importance import importance, logits_of, mean_cross_entropy, next_token_loss
-from headwise.study.outputs import HeadOutputs
+from headwise.study.outputs import HeadOutputs, as_projected
 from headwise.study.passes import call_name
+from headwise.study.samples import token_embedding
 from headwise.study.survey.passages import Passages, Ranking, StrongQuery, WindowTexts
 from headwise.study.survey.statistics import OwnStatistic
 from headwise.study.survey.tally import WITHOUT_FIRST, Fields, as_integers
@@ -157,9 +158,9 @@ class Measures:
     def _looked_at(self, layer: AttentionMap | HeadOutputs, text: "ReadText") -> "LookedAt":
         """The rows of the map that `by` asks for."""
         if not isinstance(layer, AttentionMap) and self.by == "contribution":
-            text, shares = text.of(layer.weights), layer.contributions()
+            text, shares = text.of(layer.weights), as_projected(layer.contributions)
             return LookedAt(shares.weights, text, *contribution_rows(shares, text), _one_by_one(shares))
-        weights = layer if isinstance(layer, AttentionMap) else layer.by_value()
+        weights = layer if isinstance(layer, AttentionMap) else as_projected(layer.by_value)
         text = text.of(weights)
         rows = rows_of(weights, text.keys, query_ids=text.queries, histogram=True)
         return LookedAt(weights, text, *rows, weights._read)
@@ -173,10 +174,18 @@ class Measures:
             yield statistic.name, numbers, counted, reading.by_row
 
     def check(self, model: TextModel) -> None:
-        """Raise, before anything is surveyed, if there is no loss that heads could be important for."""
-        if self.importance and model.start is None:
-            tokens = list(model.codec.encode(PROBE))[:TRIED]
-            next_token_loss(model.module, torch.tensor([tokens], device=model.device))
+        """Find out what layers do to what heads read, and raise if there is no loss that heads could be important for,
+        before anything is surveyed."""
+        if model.start is not None:
+            return
+        tokens = torch.tensor([list(model.codec.encode(PROBE))[:TRIED]], device=model.device)
+        if self.importance:
+            next_token_loss(model.module, tokens)
+        if self.by != "weight":
+            with torch.no_grad(), watch(model.module, outputs=True) as seen:
+                model.module(tokens)
+            for layer in seen.outputs.values():  # a gate can be tried only between two runs of the model
+                as_projected(lambda layer=layer, projected=True: projected and layer.handed)
 
 
 class LookedAt(NamedTuple):
@@ -303,11 +312,11 @@ class Observer:
 
 def _check_ids(model: TextModel, ids: Tensor) -> None:
     """Refuse tokens that the model does not have, before a kernel fails on them."""
-    embedding = next((m for m in model.module.modules() if isinstance(m, torch.nn.Embedding)), None)
-    if embedding is not None and int(ids.max()) >= embedding.num_embeddings:
+    size = getattr(token_embedding(model.module), "num_embeddings", None)
+    if size is not None and int(ids.max()) >= size:
         raise OptionError(
-            f"{model.name}: the tokenizer gives token {int(ids.max())} and the model has {embedding.num_embeddings} "
-            f"tokens; they do not belong together."
+            f"{model.name}: the tokenizer gives token {int(ids.max())} and the model has {size} tokens; they do not "
+            f"belong together."
         )
 
 

@@ -298,7 +298,7 @@ def worth_of_heads(model: TextModel, texts: RunTexts, progress: Callable[[float]
     length = max(ids.shape[1], texts.ids.shape[1])
     way = "silence" if length <= SILENCED else "gradient"
     heads = sum(_head_count(layer) or 0 for layer in attention_layers(model.module, "serve").values())
-    passes = PREPARED + (-(-heads // batch_of(length)) if way == "silence" else 1)
+    passes = PREPARED + (-(-heads // batch_of(length, ids.device)) if way == "silence" else 1)
     if not _predicts(model, texts):
         raise OptionError(
             "this model does not predict the next token, so there is no loss that its heads could change."

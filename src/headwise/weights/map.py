@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 FORMAT = "headwise map 3"
 CLEAR = 0.01  # if the first key leaves at least this much of a row, float32 gives the rest to five digits
-TINY = 1e-30  # smaller masses may be rounded to 0
 WORKING_BYTES = 2**26  # buffers used while a dense tensor is filled
 
 Selector = int | slice | Sequence[int] | Tensor
@@ -236,20 +235,25 @@ class AttentionMap(TensorLike):
         scoring = dataclasses.replace(self._scoring, mask=mask)
         return self._of(dataclasses.replace(source, scoring=scoring, log_sum_exp=None))
 
-    def _without_first(self, left: Tensor | None = None) -> "AttentionMap":
+    def _within(self, probe: Mask) -> "AttentionMap":
+        """The same weights on the keys where `probe` is True, and no others: rows sum to what these keys receive."""
+        source, found = self._normalised(), self._probe(probe)
+        mask = found if source.mask is None else source.mask & found
+        part = self._of(dataclasses.replace(source, scoring=dataclasses.replace(self._scoring, mask=mask, sinks=None)))
+        part._real = self._text()  # what the probe hides is not padding
+        return part
+
+    def _without_first(self) -> "AttentionMap":
         """`without(sink(1))`, whose log-sum-exp is derived from the known one: lse + log(what the first key leaves).
 
-        Args:
-            left: the mass of all other keys, (B, H, T), where it is known. Otherwise it is 1 minus that of the first
-                key, and rows where the difference would lose digits are recomputed.
+        Rows where that is a small difference, which would lose digits, are computed again.
         """
         rest = self.without(sink(1))
         if torch.compiler.is_compiling() or self._source().shards is not None:
             return rest
-        least = CLEAR if left is None else TINY
-        left = (1 - self.mass(sink(1)) if left is None else left).to(self._source().precise)
+        left = 1 - self.mass(sink(1)).to(self._source().precise)
         rest._lse = self.log_sum_exp() + left.clamp(min=0).log()
-        doubtful = (left < least).any(1).any(0).nonzero()[:, 0].cpu()
+        doubtful = (left < CLEAR).any(1).any(0).nonzero()[:, 0].cpu()
         if len(doubtful):
             rest._lse[:, :, doubtful.to(left.device)] = self.select(rows=doubtful).without(sink(1)).log_sum_exp()
         return rest

@@ -57,7 +57,8 @@ from headwise.masks.probes import (
     token_is,
 )
 from headwise.weights import display, padding
-from headwise.weights.panel import checked_probe
+from headwise.weights.panel import Panel, checked_probe
+from headwise.weights.parts import RowParts
 from headwise.weights.readings import column_of
 
 if TYPE_CHECKING:
@@ -90,7 +91,6 @@ READINGS = (
 KINDS = (FIRST_SINK, *(name for _, name, _ in READINGS), MIXED)
 # How much a kind says about a head, else 1.
 CLARITY = {FIRST_SINK: 0.7, SECOND_SINK: 0.7, "fixed-offset": 0.7, "local": 0.6, "broad": 0.5}
-OTHERS = "others"  # the mass of all keys but the first, which is not a number of its own
 ONE_KEY = ("sink", "previous", "self", "next")  # kinds of which each query has at most one key
 LONG_NAME = 8  # letters of a heading on one line
 CAPTION = """\
@@ -217,19 +217,12 @@ def rows_of(
         weights = weights.detach()
         cross = weights._scoring.cross or query_ids is not None
         probes = probes_of(weights, ids, delimiters, query_ids)
-        whole = Choice.of(weights, probes)
-        plain = _rows(
-            weights, {"sink": sink(1), OTHERS: ~sink(1), **probes}, whole, None, cross=cross, histogram=histogram
-        )
-        without = _rows(
-            weights._without_first(plain.left),
-            probes,
-            whole.without_first(),
-            plain.second_sink,
-            cross=cross,
-            histogram=histogram,
-        )
-        return plain, without
+        choice = Choice.of(weights, probes)
+        parts = RowParts.of(weights, probes, distance=not cross, histogram=histogram and not cross)
+        plain = _rows(weights, parts.whole(), choice, _second_sink(weights, parts.rest, choice, probes), cross=cross)
+        choice = choice.without_first()
+        others, panel = parts.without_first(choice.seen > 0)
+        return plain._replace(left=parts.left), _rows(others, panel, choice, plain.second_sink, cross=cross)
 
 
 def probes_of(
@@ -372,26 +365,10 @@ class RowStatistics(NamedTuple):
     key: Tensor | None = None
 
 
-def _rows(
-    weights: "AttentionMap",
-    probes: dict[str, Mask],
-    choice: Choice,
-    second: Tensor | None,
-    *,
-    cross: bool,
-    histogram: bool,
-) -> RowStatistics:
-    """The row statistics of a map; `second` is its second sink, which is looked for here if it is None."""
-    panel = weights.panel(
-        entropy=True, peak=True, distance=not cross, histogram=histogram and not cross, masses=probes,
-        received=second is None,
-    )  # fmt: skip
+def _rows(weights: "AttentionMap", panel: Panel, choice: Choice, second: Tensor, *, cross: bool) -> RowStatistics:
+    """The row statistics of a map whose second sink is `second`."""
     assert panel.entropy is not None and panel.peak is not None  # noqa: S101, PT018
-    left = panel.masses.pop(OTHERS, None)
     counted, (peak, key) = choice.counted(), panel.peak
-    if second is None:
-        assert panel.received is not None  # noqa: S101
-        second = _second_sink(weights, panel.received.mean, panel.received.count, counted.sum(-1), probes)
     there, seen = column_of(weights._normalised(), second)
     choice = dataclasses.replace(choice, kinds=choice.kinds | {"second_sink": seen * (choice.seen > 0)})
     entropy = panel.entropy / choice.seen.clamp(min=2).log()  # as a share of that of uniform attention
@@ -414,23 +391,17 @@ def _rows(
         second,
         panel.histogram,
         weights.real_tokens().queries.sum(-1),
-        left,
-        key,
+        key=key,
     )
 
 
-def _second_sink(
-    weights: "AttentionMap", mean: Tensor, count: Tensor, queries: Tensor, probes: Mapping[str, Mask]
-) -> Tensor:
-    """The key with the largest mean, (B, H), among words that enough of the queries see; -1 if there is none.
+def _second_sink(weights: "AttentionMap", panel: Panel, choice: Choice, probes: Mapping[str, Mask]) -> Tensor:
+    """The key that receives most from those that see it, (B, H), among words that enough queries see; -1 for none.
 
-    Args:
-        weights: the map.
-        mean: what each key receives from the queries that see it, (B, H, S).
-        count: how many queries see it.
-        queries: how many queries count, (B, H).
-        probes: what is looked for; keys that are delimiters are no ordinary words.
+    Keys that are the first of a text or delimiters are no ordinary words.
     """
+    assert panel.received is not None  # noqa: S101
+    mean, count, queries = panel.received.mean, panel.received.count, choice.counted().sum(-1)
     B, H, S = mean.shape
     if not S:
         return torch.full((B, H), -1, device=mean.device)

@@ -200,6 +200,9 @@ class LoopCall:
 
     def _rule(self, structure: Structure, span: tuple[int, int]) -> WalkRule:
         first, stop = max(span[0], structure.first), min(span[1], structure.stop)
+        if structure.keys is not None:  # blocks without an allowed key are skipped
+            seen = structure.keys.any(0).nonzero()[:, 0]
+            first, stop = (max(first, int(seen[0])), min(stop, int(seen[-1]) + 1)) if len(seen) else (0, 0)
         rule = WalkRule(structure.left, structure.right, first, max(first, stop))
         asked, offered = structure.match or (None, None)
         if asked is not None and offered is not None:
@@ -242,6 +245,9 @@ class LoopCall:
 
     def _probe(self, part: ProbeSum) -> None:
         frame = self.source.frame
+        if part.probe.hides_nothing(frame.T, frame.S):
+            self._row_sum(RowSum("mass", part.into))
+            return
         structure, found = structure_of(part.probe, self.source), self.new()
         assert structure is not None  # noqa: S101 - `supports` was asked
         span = part.probe.key_range(*frame.span(slice(None)), frame.T, frame.S)

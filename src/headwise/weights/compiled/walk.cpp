@@ -312,7 +312,7 @@ struct Worker {
     bool reaches(int64_t row, int64_t end, int64_t first, int64_t stop) const {
         auto [low, high] = std::minmax_element(walk.position + row, walk.position + end);
         bool visible = mask.open || (stop > *low - mask.left && first <= *high + mask.right);
-        return visible && wanted(*low, *high, first, stop);
+        return visible && first < mask.stop && stop > mask.first && wanted(*low, *high, first, stop);
     }
 
     void pack_keys(const float *key, int64_t first, int64_t stop) {  // (panels, D, PANEL)

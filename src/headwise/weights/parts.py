@@ -1,0 +1,111 @@
+"""Statistics of whole rows and of rows without their first key, in one pass over the weights.
+
+The first key of a text and all other keys are two parts of every row. What is measured of both parts gives what would
+be measured of the whole row, and the second part, scaled up to 1, is the row without the first key. Nothing is
+subtracted, so no digits are lost where the first key takes nearly everything. The first part is one key for each query,
+which takes hardly any time.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from headwise.masks import Mask
+from headwise.masks.probes import sink
+from headwise.weights.panel import Panel, Peak
+from headwise.weights.readings import true_mass
+
+if TYPE_CHECKING:
+    from headwise.weights.map import AttentionMap
+
+ALL = "all keys of the part"
+TINY = 1e-30  # if other keys have less weight than this, some of it may have been rounded to 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowParts:
+    """What was measured of the first key and of the others.
+
+    Entropy, peak and distance of a part are those of its weights scaled up to 1. Masses and histograms are not scaled.
+
+    Args:
+        weights: the map.
+        probes: the probes whose masses are measured, by name.
+        first: what was measured of the first key.
+        rest: what was measured of the others.
+    """
+
+    weights: "AttentionMap"
+    probes: Mapping[str, Mask]
+    first: Panel
+    rest: Panel
+
+    @classmethod
+    def of(cls, weights: "AttentionMap", probes: Mapping[str, Mask], *, distance: bool, histogram: bool) -> "RowParts":
+        """Measure entropy, peak, masses, what keys other than the first receive and, if wanted, distances."""
+        masses = {ALL: sink(max(weights.shape[3], 1)), **probes}
+        first, rest = (
+            weights._within(part).panel(
+                entropy=True, peak=True, distance=distance, histogram=histogram, masses=masses, received=received
+            )
+            for part, received in ((sink(1), False), (~sink(1), True))
+        )
+        return cls(weights, probes, first, rest)
+
+    @property
+    def on_first(self) -> Tensor:
+        """The weight of the first key, (B, H, T)."""
+        return self.first.masses[ALL]
+
+    @property
+    def left(self) -> Tensor:
+        """The weight of all other keys, (B, H, T)."""
+        return self.rest.masses[ALL]
+
+    def whole(self) -> Panel:
+        """The statistics of whole rows."""
+        first, rest = self.first, self.rest
+        total = true_mass(self.on_first + self.left, self.weights._source())
+        a, b = self.on_first / total, self.left / total
+        assert first.entropy is not None and rest.entropy is not None  # noqa: S101, PT018 - they were asked for
+        histogram = first.histogram
+        return Panel(
+            entropy=a * first.entropy + b * rest.entropy + torch.special.entr(a) + torch.special.entr(b),
+            peak=_larger(first.peak, rest.peak, a, b),
+            distance=None if rest.distance is None else a * first.distance + b * rest.distance,
+            histogram=None if rest.histogram is None or histogram is None else histogram + rest.histogram,
+            received=rest.received,
+            masses={"sink": self.on_first} | {name: first.masses[name] + rest.masses[name] for name in self.probes},
+        )
+
+    def without_first(self, sees_others: Tensor) -> tuple["AttentionMap", Panel]:
+        """The map without its first keys, other weights scaled up to 1, and its statistics.
+
+        Args:
+            sees_others: (B, H, T), which queries see a key other than the first.
+        """
+        rest, left = self.rest, self.left
+        others = self.weights._within(~sink(1))
+        # Ranks that share a map must agree on the number of passes, so they do not look.
+        if self.weights._shards is not None or bool((sees_others & (left < TINY)).any()):
+            others._lse = None
+            return others, others.panel(
+                entropy=True, peak=True, masses=self.probes,
+                distance=rest.distance is not None, histogram=rest.histogram is not None,
+            )  # fmt: skip
+        others._lse = self.weights.log_sum_exp() + left.log()
+        scale = torch.where(left > 0, left, 1.0)
+        masses = {name: rest.masses[name] / scale for name in self.probes}
+        histogram = None if rest.histogram is None else others.panel(histogram=True).histogram
+        return others, dataclasses.replace(rest, masses=masses, histogram=histogram)
+
+
+def _larger(first: Peak | None, rest: Peak | None, a: Tensor, b: Tensor) -> Peak:
+    """The peak of rows whose parts have the shares `a` and `b`; of equal weights the first."""
+    assert first is not None and rest is not None  # noqa: S101, PT018 - they were asked for
+    one, other = a * first.weight, b * rest.weight
+    better = (one >= other) & (first.key >= 0)
+    return Peak(torch.where(better, one, other), torch.where(better, first.key, rest.key))

@@ -338,6 +338,13 @@ class AttentionMap(TensorLike):
         """What `padding.first_keys` finds; computed once."""
         return self._text()[1]
 
+    def _first_of_texts(self) -> Tensor:
+        """Which keys are the first token of their text, (B or 1, S)."""
+        first, key = self._first_keys(), torch.arange(self.shape[3], device=self.device)
+        if first is None:
+            return (key == 0)[None]
+        return (first[self._source().axis("batch")] if len(first) > 1 else first) == key
+
     def _text(self) -> tuple[Tensor | None, Tensor | None]:
         if self._real is not None and not torch.compiler.is_compiling():
             return self._real

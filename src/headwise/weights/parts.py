@@ -7,7 +7,8 @@ which takes hardly any time.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,8 +16,12 @@ from torch import Tensor
 
 from headwise.masks import Mask
 from headwise.masks.probes import sink
+from headwise.weights import streaming
 from headwise.weights.panel import Panel, Peak
-from headwise.weights.readings import true_mass
+from headwise.weights.readings import Reading, true_mass
+from headwise.weights.source import Source
+from headwise.weights.sums import CellSum, Sum
+from headwise.weights.tiles import Tile
 
 if TYPE_CHECKING:
     from headwise.weights.map import AttentionMap
@@ -44,15 +49,22 @@ class RowParts:
     rest: Panel
 
     @classmethod
-    def of(cls, weights: "AttentionMap", probes: Mapping[str, Mask], *, distance: bool, histogram: bool) -> "RowParts":
-        """Measure entropy, peak, masses, what keys other than the first receive and, if wanted, distances."""
+    def of(
+        cls, weights: "AttentionMap", probes: Mapping[str, Mask], *, distance: bool, histogram: bool, top: int = 0
+    ) -> "RowParts":
+        """Measure entropy, peak, masses and what keys other than the first receive; the rest if asked.
+
+        Args:
+            weights: the map.
+            probes: whose masses to measure, by name.
+            distance: measure the mean distance too.
+            histogram: and the share of attention in every octave of distance.
+            top: how many of the largest weights of every query to find, the first key excluded.
+        """
+        options = {"entropy": True, "peak": True, "distance": distance, "histogram": histogram}
         masses = {ALL: sink(max(weights.shape[3], 1)), **probes}
-        first, rest = (
-            weights._within(part).panel(
-                entropy=True, peak=True, distance=distance, histogram=histogram, masses=masses, received=received
-            )
-            for part, received in ((sink(1), False), (~sink(1), True))
-        )
+        first = weights._within(sink(1)).panel(masses=masses, **options)
+        rest = weights._within(~sink(1)).panel(masses=masses, received=True, topk=top or None, **options)
         return cls(weights, probes, first, rest)
 
     @property
@@ -109,3 +121,65 @@ def _larger(first: Peak | None, rest: Peak | None, a: Tensor, b: Tensor) -> Peak
     one, other = a * first.weight, b * rest.weight
     better = (one >= other) & (first.key >= 0)
     return Peak(torch.where(better, one, other), torch.where(better, first.key, rest.key))
+
+
+# Pictures ------------------------------------------------------------------------------------------------------------
+
+Results = list[tuple[Tensor, ...]]
+
+
+def read_both(weights: "AttentionMap", whole: Sequence[Reading], rest: Sequence[Reading]) -> tuple[Results, Results]:
+    """The results of readings of a map of one sample, and of pictures of it without its first key.
+
+    Args:
+        weights: the map.
+        whole: readings of all its weights.
+        rest: readings that add weights up to pictures, of the weights without the first key scaled up to 1.
+    """
+    source, others = weights._unpadded(), weights._without_first()
+    known, less = streaming.normalizer(source), others.log_sum_exp()
+    scale = torch.where(less > -math.inf, known - less, -math.inf)  # the log of what other weights are multiplied by
+    if bool((scale > -math.log(TINY)).any()):
+        return streaming.read(source, whole), streaming.read(others._unpadded(), rest)
+    scale, first = scale.exp().flatten(0, 1), weights._first_of_texts()[0]
+    found = streaming.read(source, [*whole, *(WithoutFirst(reading, scale, first) for reading in rest)])
+    return found[: len(whole)], found[len(whole) :]
+
+
+class WithoutFirst(Reading):
+    """A picture of the weights without the first key, scaled up to 1, in a pass over all weights.
+
+    Args:
+        inner: the picture.
+        scale: (H, T), what the weights of a query are multiplied by.
+        first: (S,), which keys are left out.
+    """
+
+    def __init__(self, inner: Reading, scale: Tensor, first: Tensor) -> None:
+        self.inner, self.scale, self.first = inner, scale, first
+        self.by_row, self.strip_rows = inner.by_row, inner.strip_rows
+        self.differentiable = tuple(False for _ in inner.differentiable)
+
+    def start(self, source: Source) -> None:
+        self.source = source
+        self.inner.start(source)
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        return self.inner.key_range(start, stop, T, S)
+
+    def take(self, tile: Tile) -> None:
+        scaled = tile.weights * self.scale[tile.heads, tile.rows, None]
+        self.inner.take(tile.with_weights(scaled.masked_fill_(self.first[tile.cols], 0.0)))
+
+    def sums(self, source: Source) -> Sequence[Sum] | None:
+        asked = self.inner.sums(source) if "sums" in vars(type(self.inner)) else None
+        if asked is None or not all(isinstance(part, CellSum) and part.by_query is None for part in asked):
+            return None
+        return [
+            dataclasses.replace(part, by_query=self.scale, col=part.col.masked_fill(self.first, -1))
+            for part in asked
+            if isinstance(part, CellSum)
+        ]
+
+    def finish(self) -> tuple[Tensor, ...]:
+        return self.inner.finish()

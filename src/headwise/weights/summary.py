@@ -57,7 +57,7 @@ from headwise.masks.probes import (
     token_is,
 )
 from headwise.weights import display, padding
-from headwise.weights.panel import Panel, checked_probe
+from headwise.weights.panel import Panel, TopKeys, checked_probe
 from headwise.weights.parts import RowParts
 from headwise.weights.readings import column_of
 
@@ -150,7 +150,11 @@ class Summary:
         query_ids: Tensor | Sequence[int] | None = None,
     ) -> "Summary":
         """The summary of the map `weights`; `ids`, `delimiters` and `query_ids` are those of `AttentionMap.summary`."""
-        plain, without = rows_of(weights, ids, delimiters, query_ids)
+        return cls.of_rows(weights, *rows_of(weights, ids, delimiters, query_ids))
+
+    @classmethod
+    def of_rows(cls, weights: "AttentionMap", plain: "RowStatistics", without: "RowStatistics") -> "Summary":
+        """The summary of the map `weights` from what `rows_of` gives."""
         (numbers, chance), (excluded, uniform) = _means(plain), _means(without)
         heads = []
         for place, name in enumerate(weights._source().axis("head").tolist()):
@@ -211,18 +215,23 @@ def rows_of(
     query_ids: Tensor | Sequence[int] | None = None,
     *,
     histogram: bool = False,
+    top: int = 0,
 ) -> tuple["RowStatistics", "RowStatistics"]:
-    """The row statistics a summary is computed from: of the map, and with the first token excluded."""
+    """The row statistics a summary is computed from: of the map, and with the first token excluded.
+
+    With `top`, the latter have so many of the largest weights of every query, as they are in the whole map.
+    """
     with torch.no_grad():
         weights = weights.detach()
         cross = weights._scoring.cross or query_ids is not None
         probes = probes_of(weights, ids, delimiters, query_ids)
         choice = Choice.of(weights, probes)
-        parts = RowParts.of(weights, probes, distance=not cross, histogram=histogram and not cross)
+        parts = RowParts.of(weights, probes, distance=not cross, histogram=histogram and not cross, top=top)
         plain = _rows(weights, parts.whole(), choice, _second_sink(weights, parts.rest, choice, probes), cross=cross)
         choice = choice.without_first()
         others, panel = parts.without_first(choice.seen > 0)
-        return plain._replace(left=parts.left), _rows(others, panel, choice, plain.second_sink, cross=cross)
+        without = _rows(others, panel, choice, plain.second_sink, cross=cross)
+        return plain._replace(left=parts.left), without._replace(top=parts.rest.topk)
 
 
 def probes_of(
@@ -351,6 +360,7 @@ class RowStatistics(NamedTuple):
     queries: how many queries that share is a mean over, (B or 1,).
     left: the share of attention that goes to all keys but the first, (B, H, T), if requested.
     key: the key with the largest weight, (B, H, T).
+    top: the largest weights of every query, if requested.
     """
 
     numbers: dict[str, Tensor]
@@ -363,6 +373,7 @@ class RowStatistics(NamedTuple):
     queries: Tensor
     left: Tensor | None = None
     key: Tensor | None = None
+    top: TopKeys | None = None
 
 
 def _rows(weights: "AttentionMap", panel: Panel, choice: Choice, second: Tensor, *, cross: bool) -> RowStatistics:
@@ -407,20 +418,12 @@ def _second_sink(weights: "AttentionMap", panel: Panel, choice: Choice, probes: 
         return torch.full((B, H), -1, device=mean.device)
     fewest = (queries / SEEN_BY).clamp(min=FEWEST["second_sink"])
     mean = mean.masked_fill(count < fewest[..., None], -1.0)
-    mean = mean.masked_fill(_first_of_texts(weights)[:, None], -1.0)
+    mean = mean.masked_fill(weights._first_of_texts()[:, None], -1.0)
     if "delimiter" in probes:
         table = probes["delimiter"].to_tensor(1, S, device=mean.device)[:, 0]  # (B or 1, 1, S)
         mean = mean.masked_fill(table[weights._source().axis("batch")] if len(table) > 1 else table, -1.0)
     best, key = mean.max(-1)
     return key.masked_fill(best < 0, -1)
-
-
-def _first_of_texts(weights: "AttentionMap") -> Tensor:
-    """Which keys are the first token of their text, (B or 1, S)."""
-    first, key = weights._first_keys(), torch.arange(weights.shape[3], device=weights.device)
-    if first is None:
-        return (key == 0)[None]
-    return (first[weights._source().axis("batch")] if len(first) > 1 else first) == key
 
 
 def _unique(key: Tensor, counted: Tensor, S: int) -> Tensor:

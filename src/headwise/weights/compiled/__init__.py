@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.masks.lowering import simplify
 from headwise.weights.compiled.build import library
-from headwise.weights.scoring import Slopes
+from headwise.weights.scoring import KeyBias, Relative, Slopes
 from headwise.weights.source import Source
 from headwise.weights.structure import Structure, structure_of
 from headwise.weights.sums import CellSum, KeySum, Largest, OctaveSum, ProbeSum, RowSum, Sum
@@ -61,7 +61,7 @@ class Walk(ctypes.Structure):
     """`Walk` of walk.cpp."""
 
     _fields_ = (
-        *((name, POINTER) for name in ("query", "key", "normalizer", "position", "slopes")),
+        *((name, POINTER) for name in ("query", "key", "normalizer", "position", "slopes", "key_bias")),
         *((f"{name}_{axis}", WHOLE) for name in ("query", "key") for axis in ("batch", "head", "row")),
         *((name, WHOLE) for name in ("B", "H", "group", "T", "S", "D")),
         ("scale", REAL),
@@ -90,6 +90,7 @@ def refuses(source: Source) -> str | None:
         return f"it computes in float32, and these weights need {str(source.precise).removeprefix('torch.')}"
     if scoring.score is not None:
         return "it does not know the score function"
+    relative = relative.inner if type(relative) is KeyBias else relative
     if relative is not None and type(relative) is not Slopes:
         return f"it does not know the positions {type(relative).__name__}"
     if scoring.positions is not None:
@@ -177,12 +178,21 @@ class LoopCall:
         self.set("position", source.positions().int())
         if normalizer is not None:
             self.set("normalizer", normalizer.float().contiguous())
-        if scoring.relative is not None:
-            self.set("slopes", scoring.relative.table.detach().float()[source.axis("head")].contiguous())
+        self._relative(scoring.relative)
         self.walk.scale, self.walk.softcap = scoring.scale_for(source.query.shape[3]), scoring.softcap or 0.0
         structure = _structure(source)
         assert structure is not None  # noqa: S101 - `refuses` was asked
         self.walk.mask = self._rule(structure, (0, source.frame.S))
+
+    def _relative(self, relative: Relative | None) -> None:
+        source = self.source
+        if type(relative) is KeyBias:
+            table = relative.table.detach()[source.axis("batch")[:, None], source.axis("head")].float()
+            table = torch.nn.functional.pad(table.clamp(min=HIDDEN), (0, self.panel))
+            self.set("key_bias", table.contiguous())
+            relative = relative.inner
+        if relative is not None:
+            self.set("slopes", relative.table.detach().float()[source.axis("head")].contiguous())
 
     def new(self, *tail: int, fill: float = 0.0, dtype: torch.dtype = torch.float32) -> Tensor:
         """A tensor (B·H, T) or (B·H, *tail)."""

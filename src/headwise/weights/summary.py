@@ -324,9 +324,10 @@ class Choice:
                 return source.keys_seen(probe, first=1)
             return source.keys_seen(first if probe is None else probe & first)
 
+        seen, *kinds = source.keys_seen_each([None, *several.values()])
         return cls(
-            source.keys_seen(),
-            {name: source.keys_seen(probe) for name, probe in several.items()},
+            seen,
+            dict(zip(several, kinds, strict=True)),
             first_of(),
             {name: first_of(probe) for name, probe in several.items()},
         )

@@ -151,7 +151,7 @@ def _distance(reading: Reading, source: Source) -> KernelQuestion:
 
 def _mass(reading: MassReading, source: Source) -> KernelQuestion | None:
     rule = launch.rule_of(reading.probe, source)
-    return None if rule is None or rule.opened is not None else _along(source, terms.weight_of, terms.mean_end, rule)
+    return None if rule is None else _along(source, terms.weight_of, terms.mean_end, rule)
 
 
 def _peak(reading: Reading, source: Source) -> KernelQuestion:
@@ -223,7 +223,7 @@ def _cell_rows(T: int, R: int, device: torch.device) -> Tensor:
 def _statistic(reading: Statistic, source: Source) -> KernelQuestion | None:
     """A statistic of the user's own that has a kernel."""
     rule = EVERYTHING if reading.where is None else launch.rule_of(checked_probe(reading.where, source), source)
-    if reading.kernel is None or rule is None or rule.opened is not None:
+    if reading.kernel is None or rule is None:
         return None
     size = source.shape[2 if reading.by_row else 3]
     out: tuple[Tensor, ...] = (new(source, size), new(source, size, dtype=torch.int64))

@@ -19,27 +19,16 @@ from torch.utils import _pytree
 
 from headwise import shapes
 from headwise.errors import CheckpointError, HeadwiseError, MapIndexError, OptionError, StaleMapError, need
-from headwise.masks import Mask, prefix
+from headwise.masks import Mask
 from headwise.masks.composite import plan_from_json, plan_to_json, put_together, take_apart
 from headwise.masks.probes import sink
 from headwise.weights import display, padding, readings, streaming, values
 from headwise.weights.indexing import AXES, LIMIT, axis_of, block_axes, brief, check_bytes, pointwise
-from headwise.weights.panel import (
-    PLAIN,
-    Distances,
-    Panel,
-    Peak,
-    Received,
-    Size,
-    TopKeys,
-    checked_probe,
-    checked_size,
-    octave_edges,
-)
+from headwise.weights.lazymatrix import LazyMatrix
+from headwise.weights.panel import Received, checked_probe
 from headwise.weights.scoring import Scoring
 from headwise.weights.source import Axis, Frame, Shards, Source, row_blocks
-from headwise.weights.spans import SpanReading, Spans, received_by_weight
-from headwise.weights.tensorlike import TensorLike
+from headwise.weights.spans import received_by_weight
 
 if TYPE_CHECKING:
     from headwise.weights.summary import Summary
@@ -57,7 +46,7 @@ class Cache(Protocol):
     rewrites: int  # how often keys that maps use may have been overwritten
 
 
-class AttentionMap(TensorLike):
+class AttentionMap(LazyMatrix):
     """Attention weights (B, H, T, S) before dropout, computed where and when they are used.
 
     Indexing gives exact tensors and computes only what it returns. Statistics are exact, stream over the weights and
@@ -291,19 +280,6 @@ class AttentionMap(TensorLike):
 
     # Statistics.
 
-    def read(self, reading: readings.Reading) -> tuple[Tensor, ...]:
-        """The results of any statistic, such as one of your own; docs/design.md shows how to write one.
-
-        Args:
-            reading: an object of a class derived from `headwise.weights.Reading`.
-        """
-        if not isinstance(reading, readings.Reading):
-            raise OptionError(
-                f"read({getattr(reading, '__name__', type(reading).__name__)}): expected an object of a class derived "
-                f"from headwise.weights.Reading."
-            )
-        return self._read([reading])[0]
-
     def explain(self) -> str:
         """How the statistics of this map are computed: by kernels, by the compiled loop or by tiles, and why.
 
@@ -367,61 +343,6 @@ class AttentionMap(TensorLike):
             return padding.RealTokens(queries, torch.ones(B, S, dtype=torch.bool, device=self.device))
         return padding.RealTokens(queries, (keys[source.axis("batch")] if len(keys) > 1 else keys).expand(B, S))
 
-    def panel(
-        self,
-        *,
-        entropy: bool = False,
-        peak: bool = False,
-        distance: bool = False,
-        histogram: bool = False,
-        received: bool = False,
-        masses: Mapping[str, Mask] | None = None,
-        pooled: Size | None = None,
-        pooled_peak: Size | None = None,
-        topk: int | None = None,
-    ) -> Panel:
-        """Several statistics at once, which share passes over the weights.
-
-        `weights.panel(entropy=True, received=True, masses={"previous": previous_token()}, pooled=(256, 256))`
-
-        Args:
-            entropy: the entropy of every row.
-            peak: the largest weight of every row, and its key.
-            distance: the mean distance of every row.
-            histogram: the share of attention in every octave of distance.
-            received: what every key receives.
-            masses: probes by name, for the share of every row on keys where the probe is True.
-            pooled: rows and columns of a picture.
-            pooled_peak: rows and columns of a picture of the largest weights.
-            topk: how many of the largest weights of every row.
-        """
-        if masses is not None and not isinstance(masses, Mapping):
-            raise OptionError(f"masses={type(masses).__name__}: expected probes by name, such as {{'sink': sink(4)}}.")
-        wanted = {"entropy": entropy, "peak": peak, "distance": distance, "histogram": histogram, "received": received}
-        asked = {name: PLAIN[name]() for name, flag in wanted.items() if shapes.check_truth(name, flag)}
-        for name, size in (("pooled", pooled), ("pooled_peak", pooled_peak)):
-            if size is not None:
-                asked[name] = self._pooled_reading(name, size)
-        if topk is not None:
-            asked["topk"] = self._topk_reading(topk)
-        probes = {name: self._mass_reading(probe) for name, probe in dict(masses or {}).items()}
-        every = [*asked.values(), *probes.values()]
-        found = self._read(every) if every else []
-        return Panel.of(dict(zip(asked, found, strict=False)), dict(zip(probes, found[len(asked) :], strict=True)))
-
-    def entropy(self) -> Tensor:
-        """−Σ w log w of every row, (B, H, T), in nats: 0 if all weight is on one key, log(S) if it is uniform."""
-        return self._read([readings.EntropyReading()])[0][0]
-
-    def peak(self) -> Peak:
-        """The largest weight of every row (B, H, T), and its key."""
-        return Peak(*self._read([readings.PeakReading()])[0])
-
-    def distance(self) -> Distances:
-        """How far queries look: the mean of every row (B, H, T), and a histogram over octaves for every head."""
-        (mean,), (histogram,) = self._read([readings.DistanceReading(), readings.HistogramReading()])
-        return Distances(mean, histogram, octave_edges(histogram.shape[-1]))
-
     def received(self, weights: Tensor | None = None) -> Received:
         """What every key receives (B, H, S): the sum, and the mean over the queries that can see it.
 
@@ -432,18 +353,6 @@ class AttentionMap(TensorLike):
         if weights is None:
             return Received(*self._read([readings.ReceivedReading()])[0])
         return received_by_weight(self, weights)
-
-    def mass_on(self, spans: Spans) -> Tensor:
-        """The share of every query's attention on each span of keys, (B, H, T, spans).
-
-        >>> weights = AttentionMap(torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16))
-        >>> weights.mass_on([(0, 4), (4, 9)]).shape
-        torch.Size([2, 4, 9, 2])
-
-        Args:
-            spans: pairs (start, stop), slices or ranges; they may overlap.
-        """
-        return self._read([SpanReading.of(spans, self.shape[3])])[0][0]
 
     # What the weights carry.
 
@@ -475,95 +384,15 @@ class AttentionMap(TensorLike):
         """
         return values.contributions(self, value, output, out)
 
-    def topk(self, k: int) -> TopKeys:
-        """The k largest weights of every row (B, H, T, k), largest first, and their keys."""
-        return TopKeys(*self._read([self._topk_reading(k)])[0])
-
-    def mass(self, probe: Mask) -> Tensor:
-        """The share of every row's attention on keys where the probe is True, (B, H, T)."""
-        return self._read([self._mass_reading(probe)])[0][0]
-
-    def pooled(self, rows: int, cols: int | None = None, *, peak: bool = False) -> Tensor:
-        """A picture (B, H, rows, cols): weights summed over the keys of a cell and averaged over its queries.
-
-        The rows of the picture sum to 1 at every size, so a narrow stripe does not fade.
-
-        Args:
-            rows: the number of rows, at most T.
-            cols: the number of columns, at most S; by default as many as rows.
-            peak: show the largest weight of each cell instead.
-        """
-        name = "pooled_peak" if peak else "pooled"
-        return self._read([self._pooled_reading(name, (rows, rows if cols is None else cols))])[0][0]
-
     def log_sum_exp(self) -> Tensor:
         """The log of every row's sum of exp(score), (B, H, T), sinks included; minus infinity if it sees nothing."""
         return streaming.log_sum_exp(self._normalised()).clone()
-
-    def _pooled_reading(self, name: str, size: Size) -> readings.Reading:
-        kind = readings.PooledReading if name == "pooled" else readings.PooledPeakReading
-        return kind(*checked_size(name, size, *self.shape[2:]))
-
-    def _topk_reading(self, k: int) -> readings.Reading:
-        S = self.shape[3]
-        if shapes.check_size("topk(k)", k) > S:
-            raise OptionError(f"topk({k}): the map has {S} keys, so k is at most {S}.")
-        return readings.TopKeysReading(int(k))
-
-    def _mass_reading(self, probe: Mask) -> readings.Reading:
-        return readings.MassReading(self._probe(probe))
 
     def _probe(self, probe: Mask) -> Mask:
         """A probe after its checks, which counts positions from the first real token of each text."""
         source = self._source()
         counted = padding.from_first(probe, self._first_keys()) if isinstance(probe, Mask) else probe
         return checked_probe(counted, source)
-
-    # Reductions that need no dense tensor.
-
-    def sum(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        """Like `Tensor.sum`, with its `dim`, `keepdim` and `options`; over queries or keys alone it streams."""
-        return self._reduced("sum", options.pop("axis", dim), keepdim, options)
-
-    def mean(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        """Like `Tensor.mean`, with its `dim`, `keepdim` and `options`; over queries or keys alone it streams."""
-        return self._reduced("mean", options.pop("axis", dim), keepdim, options)
-
-    def amax(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        """Like `Tensor.amax`, with its `dim`, `keepdim` and `options`; over keys alone it streams."""
-        return self._reduced("amax", options.pop("axis", dim), keepdim, options)
-
-    def max(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
-        """Like `Tensor.max`, with its `dim`, `keepdim` and `options`; over keys alone, or over all, it streams."""
-        dim, options = options.pop("axis", dim), _given(options)
-        if dim is None and not options:
-            return self.amax(dim=-1).amax()
-        if dim in (-1, 3) and not options:
-            weight, key = self._read([readings.PeakReading()], padded=True)[0]
-            weight, key = weight.to(self.dtype), key.clamp(min=0)
-            found = (weight[..., None], key[..., None]) if keepdim else (weight, key)
-            return torch.return_types.max(found)
-        return self.to_tensor().max(*(() if dim is None else (dim, keepdim)), **options)
-
-    def _reduced(self, name: str, dim: Any, keepdim: bool, options: dict[str, Any]) -> Tensor:
-        """The sum, mean or largest weight along `dim`, as a tensor would give it."""
-        options = _given(options)
-        axis = dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim
-        found = None
-        if axis is None and name != "amax" and not options:
-            rows = self._reduced(name, -1, False, {})
-            return rows.sum() if name == "sum" else rows.mean()
-        if axis in (-1, 3) and not options:
-            reading = readings.PeakReading() if name == "amax" else readings.MassReading(prefix(self.shape[3]))
-            found = self._read([reading], padded=True)[0][0]
-        elif axis in (-2, 2) and name != "amax" and not options:
-            self._with_keys(f"{name}(dim={dim})")
-            found = self._read([readings.ReceivedReading()], padded=True)[0][0]
-        if found is None:
-            call = {} if dim is None else {"dim": dim, "keepdim": keepdim}
-            return getattr(self.to_tensor(), name)(**call, **options)  # type: ignore[no-any-return]
-        found = found / self.shape[axis] if name == "mean" else found
-        return (found.unsqueeze(axis) if keepdim else found).to(self.dtype)
 
     # Summaries and plots.
 
@@ -816,11 +645,6 @@ def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str
         if tensor.numel():  # numpy, which would give the bytes too, may not be installed
             digest.update((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
     return digest.hexdigest()
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that are set; numpy's functions pass dtype=None and out=None."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _plain_frame(frame: Frame | None) -> Any:

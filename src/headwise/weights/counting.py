@@ -128,7 +128,8 @@ def true_in_rows(seen: Tensor) -> Tensor:
     width = seen.shape[-1]
     seen = F.pad(seen.contiguous(), (0, -width % (WORD * ADDED)))
     words = seen.view(torch.int64).unflatten(-1, (-1, ADDED)).sum(-1)
-    return words.view(torch.uint8).sum(-1)
+    found: Tensor = words.view(torch.uint8).sum(-1)
+    return found
 
 
 def true_in_columns(seen: Tensor) -> Tensor:
@@ -138,4 +139,5 @@ def true_in_columns(seen: Tensor) -> Tensor:
     tall, width = seen.shape[-2:]
     seen = F.pad(seen.contiguous(), (0, -width % WORD, 0, -tall % ADDED))
     words = seen.view(torch.int64).unflatten(-2, (-1, ADDED)).sum(-2)
-    return words.view(torch.uint8).sum(-2)[..., :width]
+    found: Tensor = words.view(torch.uint8).sum(-2)[..., :width]
+    return found

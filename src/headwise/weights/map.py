@@ -4,12 +4,9 @@ A weight is exp(score − log-sum-exp of its row), and fused attention returns t
 query, key, scoring and that one number per row, and computes what you ask of the T×S matrix without storing it.
 """
 
-import ctypes
 import dataclasses
-import hashlib
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,11 +15,11 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from headwise import shapes
-from headwise.errors import CheckpointError, HeadwiseError, MapIndexError, OptionError, StaleMapError, need
+from headwise.errors import MapIndexError, OptionError, StaleMapError
 from headwise.masks import Mask
-from headwise.masks.composite import plan_from_json, plan_to_json, put_together, take_apart
+from headwise.masks.composite import put_together, take_apart
 from headwise.masks.probes import sink
-from headwise.weights import display, padding, readings, streaming, values
+from headwise.weights import display, padding, readings, storage, streaming, values
 from headwise.weights.indexing import AXES, LIMIT, axis_of, block_axes, brief, check_bytes, pointwise
 from headwise.weights.lazymatrix import LazyMatrix
 from headwise.weights.panel import Received, checked_probe
@@ -33,7 +30,6 @@ from headwise.weights.spans import received_by_weight
 if TYPE_CHECKING:
     from headwise.weights.summary import Summary
 
-FORMAT = "headwise map 3"
 CLEAR = 0.01  # if the first key leaves at least this much of a row, float32 gives the rest to five digits
 WORKING_BYTES = 2**26  # buffers used while a dense tensor is filled
 
@@ -503,42 +499,20 @@ class AttentionMap(LazyMatrix):
         streaming.check_not_compiling("save()")
         if not isinstance(path, str | os.PathLike):
             raise OptionError(f"save({type(path).__name__}): expected the path of a file, such as 'map.safetensors'.")
-        safetensors = need("safetensors.torch", "save", "saved maps")
         weights = self.detach()
         weights._with_keys("save()")
         weights._normalised()  # so that a reader need not compute it
         tensors, (_, plan, frame, _) = weights._taken_apart()
-        contiguous = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
-        metadata = {"format": FORMAT, "plan": json.dumps(plan_to_json(plan)), "frame": json.dumps(frame)}
-        contiguous = {name: x.cpu() for name, x in contiguous.items()}
-        metadata["checksum"] = _checksum(contiguous, metadata)
-        safetensors.save_file(contiguous, str(path), metadata=metadata)
+        storage.write(path, storage.MapParts(tensors, plan, frame))
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> "AttentionMap":
         """The map that `save` wrote. If it has a mask or position of your own, import its class first."""
-        need("safetensors", "save", "saved maps")
-        tensors, metadata = _read_file(Path(path))
-        if metadata.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{path} is not a saved attention map: its format is {metadata.get('format')!r}, expected "
-                f"{FORMAT!r}. Maps are written by weights.save(path)."
-            )
-        unknown = sorted({*metadata} - {"format", "plan", "frame", "checksum"})
-        if unknown:
-            raise CheckpointError(f"{path} is damaged, or from a later version: it has {unknown[0]!r} in its metadata.")
-        if "checksum" in metadata and metadata["checksum"] != _checksum(tensors, metadata):
-            raise CheckpointError(f"{path} is damaged: its checksum does not match. Save the map again.")
-        tensors = {name: x.to(device) for name, x in tensors.items()}
-        try:
-            plan, frame = plan_from_json(json.loads(metadata["plan"])), json.loads(metadata["frame"])
-            made = _together(tensors.values(), (tuple(tensors), plan, frame, None))
+        with storage.reading(path) as (tensors, plan, frame):
+            moved = {name: x.to(device) for name, x in tensors.items()}
+            made = _together(moved.values(), (tuple(moved), plan, frame, None))
             made._check_one_row()
-        except HeadwiseError:
-            raise
-        except Exception as error:  # a file can be wrong in as many ways as there are classes in it
-            raise CheckpointError(f"{path} is a broken attention map: {error!r}.") from error
-        return made
+            return made
 
     def gather(self) -> "AttentionMap":
         """The whole map, on every rank, if `headwise.parallel` gave each rank some of its heads or queries.
@@ -615,53 +589,11 @@ class AttentionMap(LazyMatrix):
             return self._placeholders
         parts = {"query": self._query, "key": self._key, "log_sum_exp": self._lse, "scoring": self._scoring}
         tensors, plan = take_apart(parts)
-        return tensors, (tuple(tensors), plan, _plain_frame(self._frame), self._shards)
+        return tensors, (tuple(tensors), plan, storage.plain_frame(self._frame), self._shards)
 
     def __reduce__(self) -> Any:
         """For copy and pickle. Changes in place are counted from now on."""
         return _together, _flatten(self)
-
-
-def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file. They are copied: a mapped file may become shorter."""
-    safetensors = need("safetensors", "save", "saved maps")
-    if not path.is_file():
-        raise CheckpointError(f"{path}: there is no such file; expected a map that weights.save(path) wrote.")
-    try:
-        with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except Exception as error:  # safetensors raises many kinds of errors
-        raise CheckpointError(f"{path} cannot be read as safetensors: {error}.") from error
-
-
-def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """SHA-256 of everything that `save` writes."""
-    digest = hashlib.sha256()
-    for name in ("format", "plan", "frame"):
-        digest.update(f"{name} {metadata.get(name)}\0".encode("utf-8", "surrogatepass"))
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
-        tensor = tensor.contiguous()
-        if tensor.numel():  # numpy, which would give the bytes too, may not be installed
-            digest.update((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
-    return digest.hexdigest()
-
-
-def _plain_frame(frame: Frame | None) -> Any:
-    """The frame as tuples of numbers."""
-    if frame is None:
-        return None
-    axes = (tuple(x.tolist()) if isinstance(x, Tensor) else (x.start, x.stop, x.step, "range") for x in frame[:3])
-    return (*axes, *frame[3:])
-
-
-def _frame_from(plain: Any) -> Frame | None:
-    if plain is None:
-        return None
-    batch, head, row = (
-        range(*x[:3]) if len(x) == 4 and x[3] == "range" else torch.tensor(x, dtype=torch.long) for x in plain[:3]
-    )
-    return Frame(batch, head, row, *plain[3:])
 
 
 def _flatten(weights: AttentionMap) -> tuple[list[Any], Any]:
@@ -677,7 +609,7 @@ def _together(leaves: Iterable[Any], context: Any) -> AttentionMap:
     made = AttentionMap.__new__(AttentionMap)
     made._query, made._key = parts["query"], parts["key"]
     made._lse, made._scoring = parts["log_sum_exp"], parts["scoring"]
-    made._frame, made._shards, made._cache = _frame_from(frame), shards, None
+    made._frame, made._shards, made._cache = storage.frame_from(frame), shards, None
     if not all(isinstance(x, Tensor) for x in named.values()):
         made._placeholders = (named, context)
     real = {type(made._query), type(made._key)} <= {Tensor, torch.nn.Parameter}

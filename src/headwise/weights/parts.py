@@ -83,11 +83,11 @@ class RowParts:
         total = true_mass(self.on_first + self.left, self.weights._source())
         a, b = self.on_first / total, self.left / total
         assert first.entropy is not None and rest.entropy is not None  # noqa: S101, PT018 - they were asked for
-        histogram = first.histogram
+        near, histogram = first.distance, first.histogram
         return Panel(
             entropy=a * first.entropy + b * rest.entropy + torch.special.entr(a) + torch.special.entr(b),
             peak=_larger(first.peak, rest.peak, a, b),
-            distance=None if rest.distance is None else a * first.distance + b * rest.distance,
+            distance=None if rest.distance is None or near is None else a * near + b * rest.distance,
             histogram=None if rest.histogram is None or histogram is None else histogram + rest.histogram,
             received=rest.received,
             masses={"sink": self.on_first} | {name: first.masses[name] + rest.masses[name] for name in self.probes},

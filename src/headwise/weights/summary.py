@@ -154,7 +154,7 @@ class Summary:
 
     @classmethod
     def of_rows(cls, weights: "AttentionMap", plain: "RowStatistics", without: "RowStatistics") -> "Summary":
-        """The summary of the map `weights` from what `rows_of` gives: its `plain` rows, and those `without` the first."""
+        """The summary of the map `weights` from the rows of `rows_of`: `plain`, and `without` the first key."""
         (numbers, chance), (excluded, uniform) = _means(plain), _means(without)
         heads = []
         for place, name in enumerate(weights._source().axis("head").tolist()):

@@ -150,17 +150,13 @@ def walk(
         normal: rows sum to 1; then the first term is their mass.
     """
     S, filler = source.shape[3], source.query
-    tables: list[tuple[Any, ...]] = [_table(mask.codes, filler), _open_table(mask, filler)]
+    tables = _mask_tables(mask, filler)
     functions, outs, rules = [], [], [mask]
     for term in asked:
         places = []
-        for given, table in (
-            (term.rule.codes, _table(term.rule.codes, filler)),
-            (term.rule.opened, _open_table(term.rule, filler)),
-            (term.tokens, _table(term.tokens, filler)),
-        ):
+        for given in (term.rule.codes, term.rule.opened, term.tokens):
             places.append(0 if given is None else len(tables))
-            tables += [] if given is None else [table]
+            tables += [] if given is None else [_table(*given) if isinstance(given, tuple) else _table(given)]
         functions.append((*term[:4], term.size, term.rule.reach(S), *places))
         outs.append(term.out)
         rules.append(term.rule)
@@ -213,23 +209,22 @@ def weights(source: Source, mask: KeyRule, lse: Tensor, cols: range, dtype: torc
     across = triton.cdiv(len(cols), blocks.walk)
     found = new(source, T, len(cols), dtype=dtype)
     numbers = _numbers(((*mask[:3], min(mask.stop, source.shape[3])),), source.query.device)
-    first = [lse, found, (_table(mask.codes, source.query), _open_table(mask, source.query)), numbers]
+    first = [lse, found, tuple(_mask_tables(mask, source.query)), numbers]
     first += [cols.start, len(cols), across]
     options = {"CODES": mask.codes is not None, "OPEN": mask.opened is not None, "BO": blocks.own, "BW": blocks.walk}
     run(weights_kernel, source, blocks, first, triton.cdiv(T, blocks.own) * across, options)
     return found
 
 
-def _table(codes: Codes | None, filler: Tensor) -> tuple[Any, ...]:
-    """Pointers to codes, and the stride of each from sample to sample."""
-    asked, offered = codes or (filler, filler)
-    return asked, offered, *(0 if codes is None or len(x) == 1 else x.stride(0) for x in (asked, offered))
+def _table(*tensors: Tensor) -> tuple[Any, ...]:
+    """Pointers to tables (B or 1, n), and the stride of each from sample to sample."""
+    return *tensors, *(0 if len(x) == 1 else x.stride(0) for x in tensors)
 
 
-def _open_table(rule: KeyRule, filler: Tensor) -> tuple[Any, ...]:
-    """A pointer to the open keys of a rule, and the stride from sample to sample."""
-    opened = rule.opened
-    return (filler, 0) if opened is None else (opened, 0 if len(opened) == 1 else opened.stride(0))
+def _mask_tables(mask: KeyRule, filler: Tensor) -> list[tuple[Any, ...]]:
+    """The codes and the open keys of a mask; `filler` points anywhere in the place of those it does not have."""
+    codes = (filler, filler, 0, 0) if mask.codes is None else _table(*mask.codes)
+    return [codes, (filler, 0) if mask.opened is None else _table(mask.opened)]
 
 
 @functools.lru_cache(maxsize=64)

@@ -319,18 +319,14 @@ class Choice:
         several = {name: checked_probe(probe, source) for name, probe in probes.items() if name not in ONE_KEY}
         first = padding.from_first(sink(1), weights._first_keys())
 
-        def first_of(probe: Mask | None = None) -> Tensor:
-            if not isinstance(first, padding.FromFirst):
-                return source.keys_seen(probe, first=1)
-            return source.keys_seen(first if probe is None else probe & first)
-
         seen, *kinds = source.keys_seen_each([None, *several.values()])
-        return cls(
-            seen,
-            dict(zip(several, kinds, strict=True)),
-            first_of(),
-            {name: first_of(probe) for name, probe in several.items()},
-        )
+        kinds_of = dict(zip(several, kinds, strict=True))
+        if isinstance(first, padding.FromFirst) or not weights.shape[3]:
+            seen_first, *kinds = source.keys_seen_each([first, *(probe & first for probe in several.values())])
+            return cls(seen, kinds_of, seen_first, dict(zip(several, kinds, strict=True)))
+        seen_first, column = source.keys_seen(first=1), source.grid(slice(None), slice(0, 1))
+        hits = {name: probe.visible(column)[..., 0] for name, probe in several.items()}
+        return cls(seen, kinds_of, seen_first, {name: seen_first * hit for name, hit in hits.items()})
 
     def without_first(self) -> "Choice":
         """The same if the first key is hidden."""
@@ -486,12 +482,14 @@ def _mean(rows: Tensor, counted: Tensor) -> Tensor:
 def _positional(rows: RowStatistics, counted: Tensor) -> Tensor:
     """The share of counted queries whose peak is at the most common distance, (H,)."""
     assert rows.offset is not None  # noqa: S101 - there are distances
-    shares = []
-    for head in range(counted.shape[1]):
-        found = rows.offset[:, head][(counted & rows.peaked)[:, head]]
-        commonest = found.unique(return_counts=True)[1].max() if found.numel() else found.new_zeros(())
-        shares.append(commonest / counted[:, head].sum().clamp(min=1))
-    return torch.stack(shares) if shares else counted.new_zeros(0)
+    H, offset = counted.shape[1], rows.offset
+    if not offset.numel():
+        return torch.zeros(H, device=counted.device)
+    least, most = offset.aminmax()
+    place, width = offset - least, int(most - least) + 1
+    place = place + torch.arange(H, device=offset.device)[:, None] * width
+    times = place[counted & rows.peaked].bincount(minlength=H * width).view(H, width)
+    return times.amax(-1) / counted.sum((0, 2)).clamp(min=1)
 
 
 class Head(NamedTuple):

@@ -119,6 +119,7 @@ class LazyMatrix(TensorLike):
     def mass_on(self, spans: Spans) -> Tensor:
         """The share of every query's attention on each span of keys, (B, H, T, spans).
 
+        >>> from headwise import AttentionMap
         >>> weights = AttentionMap(torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16))
         >>> weights.mass_on([(0, 4), (4, 9)]).shape
         torch.Size([2, 4, 9, 2])

@@ -3,6 +3,7 @@
     python benchmarks/maps.py                  the CPU: float32, causal, 2048 to 16384 tokens, 12 heads of 64
     python benchmarks/maps.py --processor 5    the same in processor time of one thread, for a machine that is busy
     python benchmarks/maps.py --model          the built-in model on the CPU: summaries of 256 tokens, the page of 16384
+    python benchmarks/maps.py --model --text FILE    the same with the text of a file in place of repeated sentences
     python benchmarks/maps.py --device cuda    the GPU: bfloat16, causal, up to 131072 tokens
     python benchmarks/maps.py --device cuda --table    many shapes, relative to the fastest forward pass installed
 
@@ -193,10 +194,12 @@ def processor(times: list[float]) -> Iterator[None]:
     times.append(time.process_time() - start)
 
 
-def built_in(tokens: int, rounds: int) -> dict[str, object]:
+def built_in(tokens: int, rounds: int, text: str | None) -> dict[str, object]:
     """The processor time of a forward pass of the built-in model, and of summaries and a page of the same text."""
     model = load_builtin()
-    ids = model.tokens(TEXT * (tokens // 16), most=10**9)[:, :tokens]
+    ids = model.tokens(TEXT * (tokens // 16) if text is None else text, most=10**9)[:, :tokens]
+    if ids.shape[1] < tokens:
+        sys.exit(f"the text has {ids.shape[1]} tokens; expected at least {tokens}.")
     forward: list[float] = []
     summaries: list[float] = []
     page: list[float] = []
@@ -253,13 +256,15 @@ def main() -> None:
     """Check the results, measure, and print."""
     options = parser(__doc__)
     options.add_argument("--model", action="store_true", help="measure summaries and the page of the built-in model")
+    options.add_argument("--text", type=Path, help="for --model: a file with the text to read")
     options.add_argument("--table", action="store_true", help="many shapes; on the CPU, small ones to see that it runs")
     options.add_argument("--processor", type=int, default=0, metavar="ROUNDS", help="processor time, this many rounds")
     options.add_argument("--tokens", type=int, nargs="*", help="lengths to measure instead")
     options = options.parse_args()
     device = options.device
     if options.model:
-        found = [built_in(256, 9), built_in(16384, 1)]
+        text = None if options.text is None else options.text.read_text(encoding="utf-8")
+        found = [built_in(256, 9, text), built_in(16384, 1, text)]
         for row in found:
             print("  ".join(f"{name} {value:.3g}" for name, value in row.items()))
         finish("maps", device, found)

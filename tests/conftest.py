@@ -7,7 +7,10 @@ import sys
 
 import pytest
 import torch
+from hypothesis import settings
 
+settings.register_profile("untimed", deadline=None)  # a busy machine is no mistake
+settings.load_profile("untimed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 # Readline, which pytest imports, sets these for every process that tests start, and messages would be wrapped.

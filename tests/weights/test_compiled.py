@@ -26,6 +26,7 @@ from headwise import (
 )
 from headwise.weights import compiled, readings
 from headwise.weights.compiled import build
+from headwise.weights.scoring import KeyBias
 
 needs_compiler = pytest.mark.skipif(isinstance(build.library(), str), reason=f"no compiled loop: {build.library()}")
 B, H, Hkv, D = 2, 6, 3, 13
@@ -44,6 +45,8 @@ SCORINGS = {
     "sinks": lambda S: {"sinks": torch.randn(H), "mask": causal()},
     "ALiBi": lambda S: {"relative": alibi(H), "mask": causal()},
     "scale": lambda S: {"scale": 0.7},
+    "by value": lambda S: {"relative": KeyBias(torch.randn(B, H, S)), "mask": causal()},
+    "by value, ALiBi": lambda S: {"relative": KeyBias(torch.randn(B, H, S), alibi(H)), "softcap": 2.5},
 }
 LENGTHS = {"square": (131, 131), "cached": (67, 149), "more queries than keys": (79, 37), "one query": (1, 97)}
 
@@ -266,3 +269,19 @@ def test_a_compiler_that_fails_leaves_nothing_behind(fresh, monkeypatch, tmp_pat
 def test_a_switch_turns_the_loop_off(fresh, monkeypatch):
     monkeypatch.setenv(build.SWITCH, "0")
     assert build.library() == "HEADWISE_COMPILED=0 switches it off"
+
+
+@needs_compiler
+def test_weights_by_value_are_read_by_the_loop_too():
+    T, S, Dv = 61, 73, 3
+    query, key, value = torch.randn(B, H, T, D), torch.randn(B, Hkv, S, D), torch.randn(B, Hkv, S, Dv)
+    mask = causal() & padding([S, 53])
+    heads, rows = [4, 1], slice(11, 59, 3)
+    weights = AttentionMap(query, key, Scoring(mask)).by_value(value).select(batch=[1], heads=heads, rows=rows)
+    assert compiled.refuses(weights._source()) is None
+    plain = AttentionMap(query.double(), key.double(), Scoring(mask)).to_tensor()
+    carried = plain * value.double().norm(dim=-1).repeat_interleave(H // Hkv, 1)[:, :, None]
+    real = weights.real_tokens().queries[0]
+    exact = (carried / carried.sum(-1, keepdim=True))[1][heads][:, rows] * real[:, None]
+    torch.testing.assert_close(weights.entropy()[0].double(), torch.special.entr(exact).sum(-1), atol=3e-6, rtol=3e-6)
+    torch.testing.assert_close(weights.received().total[0].double(), exact.sum(1), atol=3e-6, rtol=3e-6)

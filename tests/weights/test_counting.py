@@ -19,6 +19,8 @@ from headwise import (
     token_is,
     window,
 )
+from headwise.masks import Mask
+from headwise.weights.counting import true_in_columns, true_in_rows
 from headwise.weights.source import Source
 
 B, H = 2, 3
@@ -54,9 +56,10 @@ def test_counts_equal_those_of_the_dense_mask(name, length):
     source = AttentionMap(torch.randn(B, H, T, 5), torch.randn(B, H, S, 5), Scoring(mask))._source()
     seen = torch.ones(B, H, T, S, dtype=torch.bool) if mask is None else mask.to_tensor(T, S).expand(B, H, T, S)
     assert torch.equal(source.queries_seeing(), seen.sum(2))
-    for make in PROBES.values():
-        probe = make(S)
+    probes = [make(S) for make in PROBES.values()]
+    for probe, count in zip(probes, source.keys_seen_each(probes), strict=True):
         hits = seen if probe is None else seen & probe.to_tensor(T, S)
+        assert torch.equal(count, hits.sum(3))
         assert torch.equal(source.keys_seen(probe), hits.sum(3))
         assert torch.equal(source.keys_seen(probe, first=2), hits[..., :2].sum(3))
     part = source.narrowed(torch.tensor([1]), range(H), torch.arange(T).flip(0)[::2])
@@ -78,3 +81,28 @@ def test_no_queries_and_no_keys_are_counted():
         source = AttentionMap(torch.randn(1, 2, T, 3), torch.randn(1, 2, S, 3), Scoring(causal()))._source()
         assert source.keys_seen().tolist() == [[[0] * T] * 2]
         assert source.queries_seeing().tolist() == [[[0] * S] * 2]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 1031), (131, 1024), (2, 3, 259, 17), (5, 0), (0, 5)], ids=str)
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_counting_eight_entries_at_a_time_is_exact(shape, share):
+    seen = torch.rand(shape) <= share
+    assert torch.equal(true_in_rows(seen), seen.sum(-1))
+    assert torch.equal(true_in_columns(seen), seen.sum(-2))
+    assert torch.equal(true_in_rows(seen.transpose(-1, -2)), seen.sum(-2))
+
+
+def test_a_mask_without_a_closed_form_is_looked_at_once_for_all_probes():
+    looks = []
+
+    class Odd(Mask):
+        def visible(self, grid):
+            looks.append(grid)
+            return (grid.position - grid.col) % 3 != 1
+
+    T = 29
+    source = AttentionMap(torch.randn(1, 2, T, 5), torch.randn(1, 2, T, 5), Scoring(Odd()))._source()
+    source.keys_seen_each([None, local(3), same_token(torch.arange(T) % 5)])
+    assert len(looks) == 1
+    source.keys_seen()
+    assert len(looks) == 1

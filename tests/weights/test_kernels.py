@@ -25,6 +25,7 @@ from headwise import (
     previous_token,
     same_token,
     sink,
+    token_is,
     window,
 )
 from headwise.attention.backends import triangles
@@ -175,6 +176,7 @@ def test_several_probes_of_any_place_share_a_walk(T, device, monkeypatch):
     probes = (
         sink(3), previous_token(), local(3), prefix(70) & ~prefix(66), ~sink(2), window(9, 2), window(60, 60),
         induction(ids) & ~sink(1), same_token(ids) & window(7, 7), prefix(T // 2), ~prefix(T // 3) & causal(),
+        local(2) | sink(4), previous_token() | token_is(ids, [3]),
     )  # fmt: skip
     for mask in (None, causal() & window(50)):
         source = kernel_calls.source(1, 1, 1, T, T, 16, mask, torch.float32, device=device)

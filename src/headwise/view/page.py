@@ -231,7 +231,7 @@ class Pyramids:
         return self.data
 
     def _measure(self, layer: int, weights: AttentionMap) -> None:
-        """Two passes over a layer: its margins go into the page, its pictures become offers."""
+        """One pass over a layer: its margins go into the page, its pictures become offers."""
         T, S = self.view.T, self.view.S
         fine, coarse = _span(self.finest, T, S), _span(self.coarsest, T, S)
         mass, rest = (PooledCells.of(kind, fine, range(S)) for kind in ("mass", "rest"))

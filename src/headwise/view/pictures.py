@@ -21,6 +21,7 @@ from torch import Tensor
 
 from headwise.errors import OptionError, ShapeError
 from headwise.weights import AttentionMap, streaming
+from headwise.weights.parts import read_both
 from headwise.weights.readings import (
     DistanceReading,
     EntropyReading,
@@ -321,13 +322,13 @@ class LayerStatistics:
         cells: Sequence[PooledCells] = (),
         rest: Sequence[PooledCells] = (),
     ) -> "LayerStatistics":
-        """Measure a layer in one pass over its weights, and one without the first key.
+        """Measure a layer in one pass over its weights.
 
         Args:
             weights: the map, of one sample.
             top: whether to keep the largest weights of every row.
-            cells: pictures to fill in the first pass.
-            rest: pictures to fill in the second.
+            cells: pictures to fill.
+            rest: pictures to fill without the first key.
         """
         T, S = weights.shape[2:]
         size = min(THUMBNAIL, T), min(THUMBNAIL, S)
@@ -340,21 +341,18 @@ class LayerStatistics:
         ]
         readings += [TopKeysReading(min(TOP, S))] if top else []
         with torch.no_grad():
-            source = weights.detach()._unpadded()
-            found = streaming.read(source, [*readings, *cells])
-            second = [PooledReading(*size), *rest]
-            patterns = streaming.read(weights.detach()._without_first()._normalised(), second)[0][0][0]
-        assert source.log_sum_exp is not None  # noqa: S101 - it is normalised
+            weights = weights.detach()
+            found, without = read_both(weights, [*readings, *cells], [PooledReading(*size), *rest])
         thumbnails, entropy, peak, distance, received = (outputs[0][0] for outputs in found[:5])
         top_weights, top_keys = (output[0] for output in found[5]) if top else (None, None)
         return cls(
             thumbnails,
-            patterns,
+            without[0][0][0],
             entropy,
             peak,
             distance,
             received,
-            source.log_sum_exp[0],
+            weights.log_sum_exp()[0],
             top_weights,
             top_keys,
         )

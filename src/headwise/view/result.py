@@ -24,11 +24,13 @@ from headwise.view.carried import MEASURES, Carried, carried
 from headwise.view.pictures import Cell, cell
 from headwise.view.tokens import labels, readable
 from headwise.weights import AttentionMap, Scoring
-from headwise.weights.summary import Head, Summary, clearest, kind_counts, kinds_in_words
+from headwise.weights.panel import TopKeys
+from headwise.weights.summary import Head, Summary, clearest, kind_counts, kinds_in_words, rows_of
 
 EXCERPT = 64  # characters of the text in a heading
 SPECIAL = re.compile(r"<\|?\w+\|?>|\[[A-Z]+\]")  # tokens such as <|start|>, <s> and [CLS], which are not text
 NEAR = sink(1) | offset(0) | previous_token()  # where most heads put most of their weight
+BESIDE = 3  # keys besides the first of which one is not in NEAR
 MOST_PAIRS = 32  # kept; `pairs` returns the first of them
 Progress = Callable[[str, int, int], None]
 Layers = Collection[str] | Callable[[str], bool] | None
@@ -135,14 +137,22 @@ class View:
     @functools.cached_property
     def summaries(self) -> tuple[Summary, ...]:
         """What each head does, layer by layer."""
+        return tuple(summary for summary, _ in self._measured)
+
+    @functools.cached_property
+    def _measured(self) -> list[tuple[Summary, TopKeys]]:
+        """The summary of every layer, and the largest weights of its queries without the first key, in one pass."""
         ids = self.ids if self.ids is not None and len(self.ids) == self.S else None
         asked = self.query_ids
         asked = asked if ids is not None and asked is not None and len(asked) == self.T else None
         found = []
         for done, weights in enumerate(self.sampled, 1):
-            found.append(weights.summary(ids, query_ids=asked if weights._scoring.cross else None))
+            asks = asked if weights._scoring.cross else None
+            rows = rows_of(weights, ids, query_ids=asks, top=min(BESIDE, self.S))
+            assert rows[1].top is not None  # noqa: S101 - asked for
+            found.append((Summary.of_rows(weights, *rows), rows[1].top))
             self.progress("counting", done, len(self.maps))
-        return tuple(found)
+        return found
 
     @property
     def heads(self) -> list[Head]:
@@ -178,8 +188,8 @@ class View:
     @functools.cached_property
     def _pairs(self) -> list[Pair]:
         found = []
-        for layer, weights in enumerate(self.sampled):
-            largest, key = _apart_from_near(weights)
+        for layer, (weights, (_, top)) in enumerate(zip(self.sampled, self._measured, strict=True)):
+            largest, key = _apart_from_near(weights, top)
             values, places = largest.flatten().topk(min(4 * MOST_PAIRS, largest.numel()))
             keys = key.flatten()[places]
             for place, key, weight in zip(places.tolist(), keys.tolist(), values.tolist(), strict=True):
@@ -337,9 +347,8 @@ def spread(T: int, queries: int | None) -> Tensor | None:
     return (torch.arange(1, queries + 1) * T) // queries - 1
 
 
-def _apart_from_near(weights: AttentionMap) -> tuple[Tensor, Tensor]:
-    """The largest weight of every query apart from NEAR, which has at most three keys, and its key."""
-    top = weights.topk(min(4, weights.shape[3]))
+def _apart_from_near(weights: AttentionMap, top: TopKeys) -> tuple[Tensor, Tensor]:
+    """The largest weight of every query outside NEAR, and its key, given its `top` keys without the first."""
     source = weights._source()
     batch, head, row = (source.axis(name) for name in ("batch", "head", "row"))
     grid = Grid(batch[:, None, None, None], head[:, None, None], row[:, None], top.keys, source.frame.T, source.frame.S)

@@ -1,5 +1,7 @@
 """How many keys a query sees and how many queries see a key, in closed form for every mask that is a `Structure`.
 
+Other masks are counted as they are, eight entries at a time.
+
 Keys are sorted by document and token, then by position. Those that a query at position p sees are then neighbors: they
 have its document and token and lie from p − left to p + right. Two binary searches count them.
 """
@@ -7,6 +9,7 @@ have its document and token and lie from p − left to p + right. Two binary sea
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.weights.structure import Structure
@@ -112,3 +115,29 @@ def _count(
     span = torch.stack([group + low, group + torch.maximum(high.clamp(0, width), low)])
     found = torch.searchsorted(every, span)
     return (found[1] - found[0]).masked_fill(asked < 0, 0)
+
+
+WORD = 8  # entries of a mask, one byte each, that are added up as one whole number
+ADDED = 128  # such numbers at a time: no byte overflows
+
+
+def true_in_rows(seen: Tensor) -> Tensor:
+    """How many entries of each row of (..., t, s) are True, (..., t). `seen.sum(-1)` takes far longer on a CPU."""
+    if not seen.is_cpu or not seen.numel():
+        return seen.sum(-1)
+    width = seen.shape[-1]
+    seen = F.pad(seen.contiguous(), (0, -width % (WORD * ADDED)))
+    words = seen.view(torch.int64).unflatten(-1, (-1, ADDED)).sum(-1)
+    found: Tensor = words.view(torch.uint8).sum(-1)
+    return found
+
+
+def true_in_columns(seen: Tensor) -> Tensor:
+    """How many entries of each column of (..., t, s) are True, (..., s)."""
+    if not seen.is_cpu or not seen.numel():
+        return seen.sum(-2)
+    tall, width = seen.shape[-2:]
+    seen = F.pad(seen.contiguous(), (0, -width % WORD, 0, -tall % ADDED))
+    words = seen.view(torch.int64).unflatten(-2, (-1, ADDED)).sum(-2)
+    found: Tensor = words.view(torch.uint8).sum(-2)[..., :width]
+    return found

@@ -4,12 +4,9 @@ A weight is exp(score − log-sum-exp of its row), and fused attention returns t
 query, key, scoring and that one number per row, and computes what you ask of the T×S matrix without storing it.
 """
 
-import ctypes
 import dataclasses
-import hashlib
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,35 +15,22 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from headwise import shapes
-from headwise.errors import CheckpointError, HeadwiseError, MapIndexError, OptionError, StaleMapError, need
-from headwise.masks import Mask, prefix
-from headwise.masks.composite import plan_from_json, plan_to_json, put_together, take_apart
+from headwise.errors import MapIndexError, OptionError, StaleMapError
+from headwise.masks import Mask
+from headwise.masks.composite import put_together, take_apart
 from headwise.masks.probes import sink
-from headwise.weights import display, padding, readings, streaming, values
+from headwise.weights import display, padding, readings, storage, streaming, values
 from headwise.weights.indexing import AXES, LIMIT, axis_of, block_axes, brief, check_bytes, pointwise
-from headwise.weights.panel import (
-    PLAIN,
-    Distances,
-    Panel,
-    Peak,
-    Received,
-    Size,
-    TopKeys,
-    checked_probe,
-    checked_size,
-    octave_edges,
-)
+from headwise.weights.lazymatrix import LazyMatrix
+from headwise.weights.panel import Received, checked_probe
 from headwise.weights.scoring import Scoring
 from headwise.weights.source import Axis, Frame, Shards, Source, row_blocks
-from headwise.weights.spans import SpanReading, Spans, received_by_weight
-from headwise.weights.tensorlike import TensorLike
+from headwise.weights.spans import received_by_weight
 
 if TYPE_CHECKING:
     from headwise.weights.summary import Summary
 
-FORMAT = "headwise map 3"
 CLEAR = 0.01  # if the first key leaves at least this much of a row, float32 gives the rest to five digits
-TINY = 1e-30  # smaller masses may be rounded to 0
 WORKING_BYTES = 2**26  # buffers used while a dense tensor is filled
 
 Selector = int | slice | Sequence[int] | Tensor
@@ -58,7 +42,7 @@ class Cache(Protocol):
     rewrites: int  # how often keys that maps use may have been overwritten
 
 
-class AttentionMap(TensorLike):
+class AttentionMap(LazyMatrix):
     """Attention weights (B, H, T, S) before dropout, computed where and when they are used.
 
     Indexing gives exact tensors and computes only what it returns. Statistics are exact, stream over the weights and
@@ -236,20 +220,25 @@ class AttentionMap(TensorLike):
         scoring = dataclasses.replace(self._scoring, mask=mask)
         return self._of(dataclasses.replace(source, scoring=scoring, log_sum_exp=None))
 
-    def _without_first(self, left: Tensor | None = None) -> "AttentionMap":
+    def _within(self, probe: Mask) -> "AttentionMap":
+        """The same weights on the keys where `probe` is True, and no others: rows sum to what these keys receive."""
+        source, found = self._normalised(), self._probe(probe)
+        mask = found if source.mask is None else source.mask & found
+        part = self._of(dataclasses.replace(source, scoring=dataclasses.replace(self._scoring, mask=mask, sinks=None)))
+        part._real = self._text()  # what the probe hides is not padding
+        return part
+
+    def _without_first(self) -> "AttentionMap":
         """`without(sink(1))`, whose log-sum-exp is derived from the known one: lse + log(what the first key leaves).
 
-        Args:
-            left: the mass of all other keys, (B, H, T), where it is known. Otherwise it is 1 minus that of the first
-                key, and rows where the difference would lose digits are recomputed.
+        Rows where that is a small difference, which would lose digits, are computed again.
         """
         rest = self.without(sink(1))
         if torch.compiler.is_compiling() or self._source().shards is not None:
             return rest
-        least = CLEAR if left is None else TINY
-        left = (1 - self.mass(sink(1)) if left is None else left).to(self._source().precise)
+        left = 1 - self.mass(sink(1)).to(self._source().precise)
         rest._lse = self.log_sum_exp() + left.clamp(min=0).log()
-        doubtful = (left < least).any(1).any(0).nonzero()[:, 0].cpu()
+        doubtful = (left < CLEAR).any(1).any(0).nonzero()[:, 0].cpu()
         if len(doubtful):
             rest._lse[:, :, doubtful.to(left.device)] = self.select(rows=doubtful).without(sink(1)).log_sum_exp()
         return rest
@@ -287,19 +276,6 @@ class AttentionMap(TensorLike):
 
     # Statistics.
 
-    def read(self, reading: readings.Reading) -> tuple[Tensor, ...]:
-        """The results of any statistic, such as one of your own; docs/design.md shows how to write one.
-
-        Args:
-            reading: an object of a class derived from `headwise.weights.Reading`.
-        """
-        if not isinstance(reading, readings.Reading):
-            raise OptionError(
-                f"read({getattr(reading, '__name__', type(reading).__name__)}): expected an object of a class derived "
-                f"from headwise.weights.Reading."
-            )
-        return self._read([reading])[0]
-
     def explain(self) -> str:
         """How the statistics of this map are computed: by kernels, by the compiled loop or by tiles, and why.
 
@@ -334,6 +310,13 @@ class AttentionMap(TensorLike):
         """What `padding.first_keys` finds; computed once."""
         return self._text()[1]
 
+    def _first_of_texts(self) -> Tensor:
+        """Which keys are the first token of their text, (B or 1, S)."""
+        first, key = self._first_keys(), torch.arange(self.shape[3], device=self.device)
+        if first is None:
+            return (key == 0)[None]
+        return (first[self._source().axis("batch")] if len(first) > 1 else first) == key
+
     def _text(self) -> tuple[Tensor | None, Tensor | None]:
         if self._real is not None and not torch.compiler.is_compiling():
             return self._real
@@ -356,61 +339,6 @@ class AttentionMap(TensorLike):
             return padding.RealTokens(queries, torch.ones(B, S, dtype=torch.bool, device=self.device))
         return padding.RealTokens(queries, (keys[source.axis("batch")] if len(keys) > 1 else keys).expand(B, S))
 
-    def panel(
-        self,
-        *,
-        entropy: bool = False,
-        peak: bool = False,
-        distance: bool = False,
-        histogram: bool = False,
-        received: bool = False,
-        masses: Mapping[str, Mask] | None = None,
-        pooled: Size | None = None,
-        pooled_peak: Size | None = None,
-        topk: int | None = None,
-    ) -> Panel:
-        """Several statistics at once, which share passes over the weights.
-
-        `weights.panel(entropy=True, received=True, masses={"previous": previous_token()}, pooled=(256, 256))`
-
-        Args:
-            entropy: the entropy of every row.
-            peak: the largest weight of every row, and its key.
-            distance: the mean distance of every row.
-            histogram: the share of attention in every octave of distance.
-            received: what every key receives.
-            masses: probes by name, for the share of every row on keys where the probe is True.
-            pooled: rows and columns of a picture.
-            pooled_peak: rows and columns of a picture of the largest weights.
-            topk: how many of the largest weights of every row.
-        """
-        if masses is not None and not isinstance(masses, Mapping):
-            raise OptionError(f"masses={type(masses).__name__}: expected probes by name, such as {{'sink': sink(4)}}.")
-        wanted = {"entropy": entropy, "peak": peak, "distance": distance, "histogram": histogram, "received": received}
-        asked = {name: PLAIN[name]() for name, flag in wanted.items() if shapes.check_truth(name, flag)}
-        for name, size in (("pooled", pooled), ("pooled_peak", pooled_peak)):
-            if size is not None:
-                asked[name] = self._pooled_reading(name, size)
-        if topk is not None:
-            asked["topk"] = self._topk_reading(topk)
-        probes = {name: self._mass_reading(probe) for name, probe in dict(masses or {}).items()}
-        every = [*asked.values(), *probes.values()]
-        found = self._read(every) if every else []
-        return Panel.of(dict(zip(asked, found, strict=False)), dict(zip(probes, found[len(asked) :], strict=True)))
-
-    def entropy(self) -> Tensor:
-        """−Σ w log w of every row, (B, H, T), in nats: 0 if all weight is on one key, log(S) if it is uniform."""
-        return self._read([readings.EntropyReading()])[0][0]
-
-    def peak(self) -> Peak:
-        """The largest weight of every row (B, H, T), and its key."""
-        return Peak(*self._read([readings.PeakReading()])[0])
-
-    def distance(self) -> Distances:
-        """How far queries look: the mean of every row (B, H, T), and a histogram over octaves for every head."""
-        (mean,), (histogram,) = self._read([readings.DistanceReading(), readings.HistogramReading()])
-        return Distances(mean, histogram, octave_edges(histogram.shape[-1]))
-
     def received(self, weights: Tensor | None = None) -> Received:
         """What every key receives (B, H, S): the sum, and the mean over the queries that can see it.
 
@@ -421,18 +349,6 @@ class AttentionMap(TensorLike):
         if weights is None:
             return Received(*self._read([readings.ReceivedReading()])[0])
         return received_by_weight(self, weights)
-
-    def mass_on(self, spans: Spans) -> Tensor:
-        """The share of every query's attention on each span of keys, (B, H, T, spans).
-
-        >>> weights = AttentionMap(torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16))
-        >>> weights.mass_on([(0, 4), (4, 9)]).shape
-        torch.Size([2, 4, 9, 2])
-
-        Args:
-            spans: pairs (start, stop), slices or ranges; they may overlap.
-        """
-        return self._read([SpanReading.of(spans, self.shape[3])])[0][0]
 
     # What the weights carry.
 
@@ -470,95 +386,15 @@ class AttentionMap(TensorLike):
         """
         return values.contributions(self, value, output, out, gate)
 
-    def topk(self, k: int) -> TopKeys:
-        """The k largest weights of every row (B, H, T, k), largest first, and their keys."""
-        return TopKeys(*self._read([self._topk_reading(k)])[0])
-
-    def mass(self, probe: Mask) -> Tensor:
-        """The share of every row's attention on keys where the probe is True, (B, H, T)."""
-        return self._read([self._mass_reading(probe)])[0][0]
-
-    def pooled(self, rows: int, cols: int | None = None, *, peak: bool = False) -> Tensor:
-        """A picture (B, H, rows, cols): weights summed over the keys of a cell and averaged over its queries.
-
-        The rows of the picture sum to 1 at every size, so a narrow stripe does not fade.
-
-        Args:
-            rows: the number of rows, at most T.
-            cols: the number of columns, at most S; by default as many as rows.
-            peak: show the largest weight of each cell instead.
-        """
-        name = "pooled_peak" if peak else "pooled"
-        return self._read([self._pooled_reading(name, (rows, rows if cols is None else cols))])[0][0]
-
     def log_sum_exp(self) -> Tensor:
         """The log of every row's sum of exp(score), (B, H, T), sinks included; minus infinity if it sees nothing."""
         return streaming.log_sum_exp(self._normalised()).clone()
-
-    def _pooled_reading(self, name: str, size: Size) -> readings.Reading:
-        kind = readings.PooledReading if name == "pooled" else readings.PooledPeakReading
-        return kind(*checked_size(name, size, *self.shape[2:]))
-
-    def _topk_reading(self, k: int) -> readings.Reading:
-        S = self.shape[3]
-        if shapes.check_size("topk(k)", k) > S:
-            raise OptionError(f"topk({k}): the map has {S} keys, so k is at most {S}.")
-        return readings.TopKeysReading(int(k))
-
-    def _mass_reading(self, probe: Mask) -> readings.Reading:
-        return readings.MassReading(self._probe(probe))
 
     def _probe(self, probe: Mask) -> Mask:
         """A probe after its checks, which counts positions from the first real token of each text."""
         source = self._source()
         counted = padding.from_first(probe, self._first_keys()) if isinstance(probe, Mask) else probe
         return checked_probe(counted, source)
-
-    # Reductions that need no dense tensor.
-
-    def sum(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        """Like `Tensor.sum`, with its `dim`, `keepdim` and `options`; over queries or keys alone it streams."""
-        return self._reduced("sum", options.pop("axis", dim), keepdim, options)
-
-    def mean(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        """Like `Tensor.mean`, with its `dim`, `keepdim` and `options`; over queries or keys alone it streams."""
-        return self._reduced("mean", options.pop("axis", dim), keepdim, options)
-
-    def amax(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        """Like `Tensor.amax`, with its `dim`, `keepdim` and `options`; over keys alone it streams."""
-        return self._reduced("amax", options.pop("axis", dim), keepdim, options)
-
-    def max(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
-        """Like `Tensor.max`, with its `dim`, `keepdim` and `options`; over keys alone, or over all, it streams."""
-        dim, options = options.pop("axis", dim), _given(options)
-        if dim is None and not options:
-            return self.amax(dim=-1).amax()
-        if dim in (-1, 3) and not options:
-            weight, key = self._read([readings.PeakReading()], padded=True)[0]
-            weight, key = weight.to(self.dtype), key.clamp(min=0)
-            found = (weight[..., None], key[..., None]) if keepdim else (weight, key)
-            return torch.return_types.max(found)
-        return self.to_tensor().max(*(() if dim is None else (dim, keepdim)), **options)
-
-    def _reduced(self, name: str, dim: Any, keepdim: bool, options: dict[str, Any]) -> Tensor:
-        """The sum, mean or largest weight along `dim`, as a tensor would give it."""
-        options = _given(options)
-        axis = dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim
-        found = None
-        if axis is None and name != "amax" and not options:
-            rows = self._reduced(name, -1, False, {})
-            return rows.sum() if name == "sum" else rows.mean()
-        if axis in (-1, 3) and not options:
-            reading = readings.PeakReading() if name == "amax" else readings.MassReading(prefix(self.shape[3]))
-            found = self._read([reading], padded=True)[0][0]
-        elif axis in (-2, 2) and name != "amax" and not options:
-            self._with_keys(f"{name}(dim={dim})")
-            found = self._read([readings.ReceivedReading()], padded=True)[0][0]
-        if found is None:
-            call = {} if dim is None else {"dim": dim, "keepdim": keepdim}
-            return getattr(self.to_tensor(), name)(**call, **options)  # type: ignore[no-any-return]
-        found = found / self.shape[axis] if name == "mean" else found
-        return (found.unsqueeze(axis) if keepdim else found).to(self.dtype)
 
     # Summaries and plots.
 
@@ -669,42 +505,20 @@ class AttentionMap(TensorLike):
         streaming.check_not_compiling("save()")
         if not isinstance(path, str | os.PathLike):
             raise OptionError(f"save({type(path).__name__}): expected the path of a file, such as 'map.safetensors'.")
-        safetensors = need("safetensors.torch", "save", "saved maps")
         weights = self.detach()
         weights._with_keys("save()")
         weights._normalised()  # so that a reader need not compute it
         tensors, (_, plan, frame, _) = weights._taken_apart()
-        contiguous = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
-        metadata = {"format": FORMAT, "plan": json.dumps(plan_to_json(plan)), "frame": json.dumps(frame)}
-        contiguous = {name: x.cpu() for name, x in contiguous.items()}
-        metadata["checksum"] = _checksum(contiguous, metadata)
-        safetensors.save_file(contiguous, str(path), metadata=metadata)
+        storage.write(path, storage.MapParts(tensors, plan, frame))
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> "AttentionMap":
         """The map that `save` wrote. If it has a mask or position of your own, import its class first."""
-        need("safetensors", "save", "saved maps")
-        tensors, metadata = _read_file(Path(path))
-        if metadata.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{path} is not a saved attention map: its format is {metadata.get('format')!r}, expected "
-                f"{FORMAT!r}. Maps are written by weights.save(path)."
-            )
-        unknown = sorted({*metadata} - {"format", "plan", "frame", "checksum"})
-        if unknown:
-            raise CheckpointError(f"{path} is damaged, or from a later version: it has {unknown[0]!r} in its metadata.")
-        if "checksum" in metadata and metadata["checksum"] != _checksum(tensors, metadata):
-            raise CheckpointError(f"{path} is damaged: its checksum does not match. Save the map again.")
-        tensors = {name: x.to(device) for name, x in tensors.items()}
-        try:
-            plan, frame = plan_from_json(json.loads(metadata["plan"])), json.loads(metadata["frame"])
-            made = _together(tensors.values(), (tuple(tensors), plan, frame, None))
+        with storage.reading(path) as (tensors, plan, frame):
+            moved = {name: x.to(device) for name, x in tensors.items()}
+            made = _together(moved.values(), (tuple(moved), plan, frame, None))
             made._check_one_row()
-        except HeadwiseError:
-            raise
-        except Exception as error:  # a file can be wrong in as many ways as there are classes in it
-            raise CheckpointError(f"{path} is a broken attention map: {error!r}.") from error
-        return made
+            return made
 
     def gather(self) -> "AttentionMap":
         """The whole map, on every rank, if `headwise.parallel` gave each rank some of its heads or queries.
@@ -781,58 +595,11 @@ class AttentionMap(TensorLike):
             return self._placeholders
         parts = {"query": self._query, "key": self._key, "log_sum_exp": self._lse, "scoring": self._scoring}
         tensors, plan = take_apart(parts)
-        return tensors, (tuple(tensors), plan, _plain_frame(self._frame), self._shards)
+        return tensors, (tuple(tensors), plan, storage.plain_frame(self._frame), self._shards)
 
     def __reduce__(self) -> Any:
         """For copy and pickle. Changes in place are counted from now on."""
         return _together, _flatten(self)
-
-
-def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file. They are copied: a mapped file may become shorter."""
-    safetensors = need("safetensors", "save", "saved maps")
-    if not path.is_file():
-        raise CheckpointError(f"{path}: there is no such file; expected a map that weights.save(path) wrote.")
-    try:
-        with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except Exception as error:  # safetensors raises many kinds of errors
-        raise CheckpointError(f"{path} cannot be read as safetensors: {error}.") from error
-
-
-def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """SHA-256 of everything that `save` writes."""
-    digest = hashlib.sha256()
-    for name in ("format", "plan", "frame"):
-        digest.update(f"{name} {metadata.get(name)}\0".encode("utf-8", "surrogatepass"))
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
-        tensor = tensor.contiguous()
-        if tensor.numel():  # numpy, which would give the bytes too, may not be installed
-            digest.update((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
-    return digest.hexdigest()
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that are set; numpy's functions pass dtype=None and out=None."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _plain_frame(frame: Frame | None) -> Any:
-    """The frame as tuples of numbers."""
-    if frame is None:
-        return None
-    axes = (tuple(x.tolist()) if isinstance(x, Tensor) else (x.start, x.stop, x.step, "range") for x in frame[:3])
-    return (*axes, *frame[3:])
-
-
-def _frame_from(plain: Any) -> Frame | None:
-    if plain is None:
-        return None
-    batch, head, row = (
-        range(*x[:3]) if len(x) == 4 and x[3] == "range" else torch.tensor(x, dtype=torch.long) for x in plain[:3]
-    )
-    return Frame(batch, head, row, *plain[3:])
 
 
 def _flatten(weights: AttentionMap) -> tuple[list[Any], Any]:
@@ -848,7 +615,7 @@ def _together(leaves: Iterable[Any], context: Any) -> AttentionMap:
     made = AttentionMap.__new__(AttentionMap)
     made._query, made._key = parts["query"], parts["key"]
     made._lse, made._scoring = parts["log_sum_exp"], parts["scoring"]
-    made._frame, made._shards, made._cache = _frame_from(frame), shards, None
+    made._frame, made._shards, made._cache = storage.frame_from(frame), shards, None
     if not all(isinstance(x, Tensor) for x in named.values()):
         made._placeholders = (named, context)
     real = {type(made._query), type(made._key)} <= {Tensor, torch.nn.Parameter}

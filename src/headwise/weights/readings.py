@@ -191,7 +191,7 @@ class PeakReading(Reading):
 
     def start(self, source: Source) -> None:
         T = source.shape[2]
-        self.source, self.best = source, zeros(source, T) + HIDDEN
+        self.source, self.best, self.mass = source, zeros(source, T) + HIDDEN, zeros(source, T)
         self.key = zeros(source, T, dtype=torch.int64) - 1
 
     def take(self, tile: Tile) -> None:
@@ -205,12 +205,14 @@ class PeakReading(Reading):
         else:
             key.copy_(torch.where(better, tile.logs.argmax(-1) + tile.cols.start, key))
         torch.maximum(best, top, out=best)
+        self.mass[tile.heads, tile.rows] += tile.mass
 
     def sums(self, source: Source) -> Sequence[Sum]:
-        return (Largest(self.best, self.key),)
+        return Largest(self.best, self.key), RowSum("mass", self.mass)
 
     def finish(self) -> tuple[Tensor, ...]:
-        return unflat(self.best.exp(), self.source), unflat(self.key, self.source)
+        weight = self.best.exp() / true_mass(self.mass, self.source)
+        return unflat(weight, self.source), unflat(self.key, self.source)
 
     def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         weight, key = block.weights.max(-1)

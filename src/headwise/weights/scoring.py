@@ -88,6 +88,21 @@ class Slopes(Relative):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class KeyBias(Relative):
+    """A number per sample, head and key, added to every score of that key. `table` is (B, H, S)."""
+
+    inner: Relative | None = None  # what was added before
+
+    @property
+    def num_heads(self) -> int:
+        return self.table.shape[1]
+
+    def at(self, grid: Grid, dtype: torch.dtype) -> Tensor:
+        added = self.table.to(dtype)[grid.batch, grid.head, grid.col]
+        return added if self.inner is None else added + self.inner.at(grid, dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Buckets(Relative):
     """T5: one number per head and bucket of distances. `table` is (buckets, H)."""
 

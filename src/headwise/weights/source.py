@@ -5,6 +5,7 @@ the indices it covers along each axis (`Frame`).
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -190,7 +191,19 @@ class Source:
         """
         S = self.shape[3]
         most = S if first is None else min(first, S)
-        return self._remembered(("keys", most), probe, lambda: self._keys_seen(probe, most)).expand(self.shape[:3])
+        count = self._remembered(("keys", most), probe, lambda: self._keys_seen([probe], most)[0])
+        return count.expand(self.shape[:3])
+
+    def keys_seen_each(self, probes: Sequence[Mask | None]) -> list[Tensor]:
+        """`keys_seen(probe)` for each of them; a mask that has no closed form is looked at once for all."""
+        S, counts = self.shape[3], list[Tensor]()
+
+        def count(i: int) -> Tensor:
+            counts[:] = counts or self._keys_seen(probes, S)
+            return counts[i]
+
+        found = [self._remembered(("keys", S), x, functools.partial(count, i)) for i, x in enumerate(probes)]
+        return [each.expand(self.shape[:3]) for each in found]
 
     def queries_seeing(self) -> Tensor:
         """How many queries may see each key, (B, H, S); computed once for a mask."""
@@ -205,18 +218,29 @@ class Source:
             return count()
         return COUNTS.get([self.mask, probe, scoring.bias, scoring.positions], (*what, frame, self.query.device), count)
 
-    def _keys_seen(self, probe: Mask | None, most: int) -> Tensor:
-        S = self.shape[3]
-        structure = self._counted(probe)
-        if structure is not None:
-            return counting.keys_seen(structure, self.positions(), S, most)[:, None]
-        part = self.where_it_differs(probe)
-        counts = torch.zeros(part.shape[:3], dtype=torch.int64, device=self.query.device)
+    def _keys_seen(self, probes: Sequence[Mask | None], most: int) -> list[Tensor]:
+        """Counts (B or 1, H or 1, T) for each probe, in closed form or by one look at the mask."""
+        S, position = self.shape[3], self.positions()
+        structures = [self._counted(probe) for probe in probes]
+        found = [
+            None if structure is None else counting.keys_seen(structure, position, S, most)[:, None]
+            for structure in structures
+        ]
+        rest = [probe for probe, known in zip(probes, found, strict=True) if known is None]
+        others = iter(self._looked_at(rest, most) if rest else ())
+        return [next(others) if known is None else known for known in found]
+
+    def _looked_at(self, probes: Sequence[Mask | None], most: int) -> Tensor:
+        """How many of the first `most` keys each query sees of each probe, (probes, B or 1, H or 1, T)."""
+        part = self.where_it_differs(*probes)
+        counts = torch.zeros(len(probes), *part.shape[:3], dtype=torch.int64, device=self.query.device)
         for rows in part._counted_rows():
             reach = part.reachable(rows)
             cols = slice(min(reach.start, most), min(reach.stop, most))
             seen = part.visible(rows, cols)
-            counts[:, :, rows] = (seen if probe is None else seen & probe.visible(part.grid(rows, cols))).sum(-1)
+            for count, probe in zip(counts, probes, strict=True):
+                hits = seen if probe is None else seen & probe.visible(part.grid(rows, cols))
+                count[:, :, rows] = counting.true_in_rows(hits)
         return counts
 
     def _queries_seeing(self) -> Tensor:
@@ -227,7 +251,7 @@ class Source:
         part = self.where_it_differs()
         counts = torch.zeros((*part.shape[:2], S), dtype=torch.int64, device=self.query.device)
         for rows in part._counted_rows():
-            counts += part.visible(rows, slice(0, S)).sum(-2)
+            counts += counting.true_in_columns(part.visible(rows, slice(0, S)))
         return counts
 
     def _counted_rows(self) -> list[slice]:
@@ -242,10 +266,10 @@ class Source:
         mask = simplify(self.mask, self.frame.T, self.frame.S)
         return structure_of(mask if probe is None else probe if mask is None else mask & probe, self)
 
-    def where_it_differs(self, probe: Mask | None = None) -> "Source":
+    def where_it_differs(self, *probes: Mask | None) -> "Source":
         """This source with one sample and one head where all of them see the same keys."""
         B, H, T, _ = self.shape
-        extents = [] if self.scoring.hides_keys else [mask.extent for mask in (self.mask, probe) if mask is not None]
+        extents = [] if self.scoring.hides_keys else [mask.extent for mask in (self.mask, *probes) if mask is not None]
         same = not self.scoring.hides_keys and self.scoring.positions is None
         alone = (same and all(x.batch is None for x in extents), same and all(x.heads is None for x in extents))
         batch, heads = (range(min(n, 1) if one else n) for n, one in zip((B, H), alone, strict=True))

@@ -57,7 +57,8 @@ from headwise.masks.probes import (
     token_is,
 )
 from headwise.weights import display, padding
-from headwise.weights.panel import checked_probe
+from headwise.weights.panel import Panel, TopKeys, checked_probe
+from headwise.weights.parts import RowParts
 from headwise.weights.readings import column_of
 
 if TYPE_CHECKING:
@@ -90,7 +91,6 @@ READINGS = (
 KINDS = (FIRST_SINK, *(name for _, name, _ in READINGS), MIXED)
 # How much a kind says about a head, else 1.
 CLARITY = {FIRST_SINK: 0.7, SECOND_SINK: 0.7, "fixed-offset": 0.7, "local": 0.6, "broad": 0.5}
-OTHERS = "others"  # the mass of all keys but the first, which is not a number of its own
 ONE_KEY = ("sink", "previous", "self", "next")  # kinds of which each query has at most one key
 LONG_NAME = 8  # letters of a heading on one line
 CAPTION = """\
@@ -150,7 +150,11 @@ class Summary:
         query_ids: Tensor | Sequence[int] | None = None,
     ) -> "Summary":
         """The summary of the map `weights`; `ids`, `delimiters` and `query_ids` are those of `AttentionMap.summary`."""
-        plain, without = rows_of(weights, ids, delimiters, query_ids)
+        return cls.of_rows(weights, *rows_of(weights, ids, delimiters, query_ids))
+
+    @classmethod
+    def of_rows(cls, weights: "AttentionMap", plain: "RowStatistics", without: "RowStatistics") -> "Summary":
+        """The summary of the map `weights` from the rows of `rows_of`: `plain`, and `without` the first key."""
         (numbers, chance), (excluded, uniform) = _means(plain), _means(without)
         heads = []
         for place, name in enumerate(weights._source().axis("head").tolist()):
@@ -211,25 +215,23 @@ def rows_of(
     query_ids: Tensor | Sequence[int] | None = None,
     *,
     histogram: bool = False,
+    top: int = 0,
 ) -> tuple["RowStatistics", "RowStatistics"]:
-    """The row statistics a summary is computed from: of the map, and with the first token excluded."""
+    """The row statistics a summary is computed from: of the map, and with the first token excluded.
+
+    With `top`, the latter have so many of the largest weights of every query, as they are in the whole map.
+    """
     with torch.no_grad():
         weights = weights.detach()
         cross = weights._scoring.cross or query_ids is not None
         probes = probes_of(weights, ids, delimiters, query_ids)
-        whole = Choice.of(weights, probes)
-        plain = _rows(
-            weights, {"sink": sink(1), OTHERS: ~sink(1), **probes}, whole, None, cross=cross, histogram=histogram
-        )
-        without = _rows(
-            weights._without_first(plain.left),
-            probes,
-            whole.without_first(),
-            plain.second_sink,
-            cross=cross,
-            histogram=histogram,
-        )
-        return plain, without
+        choice = Choice.of(weights, probes)
+        parts = RowParts.of(weights, probes, distance=not cross, histogram=histogram and not cross, top=top)
+        plain = _rows(weights, parts.whole(), choice, _second_sink(weights, parts.rest, choice, probes), cross=cross)
+        choice = choice.without_first()
+        others, panel = parts.without_first(choice.seen > 0)
+        without = _rows(others, panel, choice, plain.second_sink, cross=cross)
+        return plain._replace(left=parts.left), without._replace(top=parts.rest.topk)
 
 
 def probes_of(
@@ -317,17 +319,14 @@ class Choice:
         several = {name: checked_probe(probe, source) for name, probe in probes.items() if name not in ONE_KEY}
         first = padding.from_first(sink(1), weights._first_keys())
 
-        def first_of(probe: Mask | None = None) -> Tensor:
-            if not isinstance(first, padding.FromFirst):
-                return source.keys_seen(probe, first=1)
-            return source.keys_seen(first if probe is None else probe & first)
-
-        return cls(
-            source.keys_seen(),
-            {name: source.keys_seen(probe) for name, probe in several.items()},
-            first_of(),
-            {name: first_of(probe) for name, probe in several.items()},
-        )
+        seen, *kinds = source.keys_seen_each([None, *several.values()])
+        kinds_of = dict(zip(several, kinds, strict=True))
+        if isinstance(first, padding.FromFirst) or not weights.shape[3]:
+            seen_first, *kinds = source.keys_seen_each([first, *(probe & first for probe in several.values())])
+            return cls(seen, kinds_of, seen_first, dict(zip(several, kinds, strict=True)))
+        seen_first, column = source.keys_seen(first=1), source.grid(slice(None), slice(0, 1))
+        hits = {name: probe.visible(column)[..., 0] for name, probe in several.items()}
+        return cls(seen, kinds_of, seen_first, {name: seen_first * hit for name, hit in hits.items()})
 
     def without_first(self) -> "Choice":
         """The same if the first key is hidden."""
@@ -358,6 +357,7 @@ class RowStatistics(NamedTuple):
     queries: how many queries that share is a mean over, (B or 1,).
     left: the share of attention that goes to all keys but the first, (B, H, T), if requested.
     key: the key with the largest weight, (B, H, T).
+    top: the largest weights of every query, if requested.
     """
 
     numbers: dict[str, Tensor]
@@ -370,28 +370,13 @@ class RowStatistics(NamedTuple):
     queries: Tensor
     left: Tensor | None = None
     key: Tensor | None = None
+    top: TopKeys | None = None
 
 
-def _rows(
-    weights: "AttentionMap",
-    probes: dict[str, Mask],
-    choice: Choice,
-    second: Tensor | None,
-    *,
-    cross: bool,
-    histogram: bool,
-) -> RowStatistics:
-    """The row statistics of a map; `second` is its second sink, which is looked for here if it is None."""
-    panel = weights.panel(
-        entropy=True, peak=True, distance=not cross, histogram=histogram and not cross, masses=probes,
-        received=second is None,
-    )  # fmt: skip
+def _rows(weights: "AttentionMap", panel: Panel, choice: Choice, second: Tensor, *, cross: bool) -> RowStatistics:
+    """The row statistics of a map whose second sink is `second`."""
     assert panel.entropy is not None and panel.peak is not None  # noqa: S101, PT018
-    left = panel.masses.pop(OTHERS, None)
     counted, (peak, key) = choice.counted(), panel.peak
-    if second is None:
-        assert panel.received is not None  # noqa: S101
-        second = _second_sink(weights, panel.received.mean, panel.received.count, counted.sum(-1), probes)
     there, seen = column_of(weights._normalised(), second)
     choice = dataclasses.replace(choice, kinds=choice.kinds | {"second_sink": seen * (choice.seen > 0)})
     entropy = panel.entropy / choice.seen.clamp(min=2).log()  # as a share of that of uniform attention
@@ -414,42 +399,28 @@ def _rows(
         second,
         panel.histogram,
         weights.real_tokens().queries.sum(-1),
-        left,
-        key,
+        key=key,
     )
 
 
-def _second_sink(
-    weights: "AttentionMap", mean: Tensor, count: Tensor, queries: Tensor, probes: Mapping[str, Mask]
-) -> Tensor:
-    """The key with the largest mean, (B, H), among words that enough of the queries see; -1 if there is none.
+def _second_sink(weights: "AttentionMap", panel: Panel, choice: Choice, probes: Mapping[str, Mask]) -> Tensor:
+    """The key that receives most from those that see it, (B, H), among words that enough queries see; -1 for none.
 
-    Args:
-        weights: the map.
-        mean: what each key receives from the queries that see it, (B, H, S).
-        count: how many queries see it.
-        queries: how many queries count, (B, H).
-        probes: what is looked for; keys that are delimiters are no ordinary words.
+    Keys that are the first of a text or delimiters are no ordinary words.
     """
+    assert panel.received is not None  # noqa: S101
+    mean, count, queries = panel.received.mean, panel.received.count, choice.counted().sum(-1)
     B, H, S = mean.shape
     if not S:
         return torch.full((B, H), -1, device=mean.device)
     fewest = (queries / SEEN_BY).clamp(min=FEWEST["second_sink"])
     mean = mean.masked_fill(count < fewest[..., None], -1.0)
-    mean = mean.masked_fill(_first_of_texts(weights)[:, None], -1.0)
+    mean = mean.masked_fill(weights._first_of_texts()[:, None], -1.0)
     if "delimiter" in probes:
         table = probes["delimiter"].to_tensor(1, S, device=mean.device)[:, 0]  # (B or 1, 1, S)
         mean = mean.masked_fill(table[weights._source().axis("batch")] if len(table) > 1 else table, -1.0)
     best, key = mean.max(-1)
     return key.masked_fill(best < 0, -1)
-
-
-def _first_of_texts(weights: "AttentionMap") -> Tensor:
-    """Which keys are the first token of their text, (B or 1, S)."""
-    first, key = weights._first_keys(), torch.arange(weights.shape[3], device=weights.device)
-    if first is None:
-        return (key == 0)[None]
-    return (first[weights._source().axis("batch")] if len(first) > 1 else first) == key
 
 
 def _unique(key: Tensor, counted: Tensor, S: int) -> Tensor:
@@ -511,12 +482,14 @@ def _mean(rows: Tensor, counted: Tensor) -> Tensor:
 def _positional(rows: RowStatistics, counted: Tensor) -> Tensor:
     """The share of counted queries whose peak is at the most common distance, (H,)."""
     assert rows.offset is not None  # noqa: S101 - there are distances
-    shares = []
-    for head in range(counted.shape[1]):
-        found = rows.offset[:, head][(counted & rows.peaked)[:, head]]
-        commonest = found.unique(return_counts=True)[1].max() if found.numel() else found.new_zeros(())
-        shares.append(commonest / counted[:, head].sum().clamp(min=1))
-    return torch.stack(shares) if shares else counted.new_zeros(0)
+    H, offset = counted.shape[1], rows.offset
+    if not offset.numel():
+        return torch.zeros(H, device=counted.device)
+    least, most = offset.aminmax()
+    place, width = offset - least, int(most - least) + 1
+    place = place + torch.arange(H, device=offset.device)[:, None] * width
+    times = place[counted & rows.peaked].bincount(minlength=H * width).view(H, width)
+    return times.amax(-1) / counted.sum((0, 2)).clamp(min=1)
 
 
 class Head(NamedTuple):

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from headwise import shapes
 from headwise.errors import OptionError, ShapeError
-from headwise.masks import Grid, Mask
+from headwise.masks import Mask
 from headwise.weights import readings, streaming
 from headwise.weights.indexing import LIMIT, block_axes, brief, check_bytes
 from headwise.weights.panel import Size, checked_probe, checked_size
 from headwise.weights.readings import Reading, unflat, zeros
-from headwise.weights.scoring import Relative
+from headwise.weights.scoring import KeyBias
 from headwise.weights.source import RowBlock, Source, full_precision, row_blocks, take
 from headwise.weights.spans import SpanReading, Spans, WeightedReading, checked_rows
 from headwise.weights.tiles import Tile
@@ -27,21 +27,6 @@ if TYPE_CHECKING:
     from headwise.weights.map import AttentionMap
 
 NORM_BYTES = 2**26  # projected values at a time, while their norms are computed
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class KeyBias(Relative):
-    """A number per sample, head and key, added to every score of that key. `table` is (B, H, S)."""
-
-    inner: Relative | None = None  # what was added before
-
-    @property
-    def num_heads(self) -> int:
-        return self.table.shape[1]
-
-    def at(self, grid: Grid, dtype: torch.dtype) -> Tensor:
-        added = self.table.to(dtype)[grid.batch, grid.head, grid.col]
-        return added if self.inner is None else added + self.inner.at(grid, dtype)
 
 
 def by_value(weights: "AttentionMap", value: Tensor, out: Tensor | None) -> "AttentionMap":

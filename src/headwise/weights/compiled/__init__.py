@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.masks.lowering import simplify
 from headwise.weights.compiled.build import library
-from headwise.weights.scoring import Slopes
+from headwise.weights.scoring import KeyBias, Relative, Slopes
 from headwise.weights.source import Source
 from headwise.weights.structure import Structure, structure_of
 from headwise.weights.sums import CellSum, KeySum, Largest, OctaveSum, ProbeSum, RowSum, Sum
@@ -61,7 +61,7 @@ class Walk(ctypes.Structure):
     """`Walk` of walk.cpp."""
 
     _fields_ = (
-        *((name, POINTER) for name in ("query", "key", "normalizer", "position", "slopes")),
+        *((name, POINTER) for name in ("query", "key", "normalizer", "position", "slopes", "key_bias")),
         *((f"{name}_{axis}", WHOLE) for name in ("query", "key") for axis in ("batch", "head", "row")),
         *((name, WHOLE) for name in ("B", "H", "group", "T", "S", "D")),
         ("scale", REAL),
@@ -90,6 +90,7 @@ def refuses(source: Source) -> str | None:
         return f"it computes in float32, and these weights need {str(source.precise).removeprefix('torch.')}"
     if scoring.score is not None:
         return "it does not know the score function"
+    relative = relative.inner if type(relative) is KeyBias else relative
     if relative is not None and type(relative) is not Slopes:
         return f"it does not know the positions {type(relative).__name__}"
     if scoring.positions is not None:
@@ -177,12 +178,21 @@ class LoopCall:
         self.set("position", source.positions().int())
         if normalizer is not None:
             self.set("normalizer", normalizer.float().contiguous())
-        if scoring.relative is not None:
-            self.set("slopes", scoring.relative.table.detach().float()[source.axis("head")].contiguous())
+        self._relative(scoring.relative)
         self.walk.scale, self.walk.softcap = scoring.scale_for(source.query.shape[3]), scoring.softcap or 0.0
         structure = _structure(source)
         assert structure is not None  # noqa: S101 - `refuses` was asked
         self.walk.mask = self._rule(structure, (0, source.frame.S))
+
+    def _relative(self, relative: Relative | None) -> None:
+        source = self.source
+        if type(relative) is KeyBias:
+            table = relative.table.detach()[source.axis("batch")[:, None], source.axis("head")].float()
+            table = torch.nn.functional.pad(table.clamp(min=HIDDEN), (0, self.panel))
+            self.set("key_bias", table.contiguous())
+            relative = relative.inner
+        if relative is not None:
+            self.set("slopes", relative.table.detach().float()[source.axis("head")].contiguous())
 
     def new(self, *tail: int, fill: float = 0.0, dtype: torch.dtype = torch.float32) -> Tensor:
         """A tensor (B·H, T) or (B·H, *tail)."""
@@ -200,6 +210,9 @@ class LoopCall:
 
     def _rule(self, structure: Structure, span: tuple[int, int]) -> WalkRule:
         first, stop = max(span[0], structure.first), min(span[1], structure.stop)
+        if structure.keys is not None:  # blocks without an allowed key are skipped
+            seen = structure.keys.any(0).nonzero()[:, 0]
+            first, stop = (max(first, int(seen[0])), min(stop, int(seen[-1]) + 1)) if len(seen) else (0, 0)
         rule = WalkRule(structure.left, structure.right, first, max(first, stop))
         asked, offered = structure.match or (None, None)
         if asked is not None and offered is not None:
@@ -242,6 +255,9 @@ class LoopCall:
 
     def _probe(self, part: ProbeSum) -> None:
         frame = self.source.frame
+        if part.probe.hides_nothing(frame.T, frame.S):
+            self._row_sum(RowSum("mass", part.into))
+            return
         structure, found = structure_of(part.probe, self.source), self.new()
         assert structure is not None  # noqa: S101 - `supports` was asked
         span = part.probe.key_range(*frame.span(slice(None)), frame.T, frame.S)

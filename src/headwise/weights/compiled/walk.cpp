@@ -1,7 +1,7 @@
 // One walk over attention weights on the CPU, which never writes scores to memory.
 //
-// A weight is exp(score − normalizer), score = cap(scale · q·k) − slope · |position − key|. The walk goes over heads and
-// blocks of keys, then strips of queries, then tiles of TILE_ROWS queries × PANEL keys. A tile is one product in
+// A weight is exp(score − normalizer), score = cap(scale · q·k) − slope · |position − key| + bias of the key. The walk goes
+// over heads and blocks of keys, then strips of queries, then tiles of TILE_ROWS queries × PANEL keys. A tile is one product in
 // registers; every statistic adds what it needs of the tile while it is in the cache. Sums over keys are kept lane by
 // lane for one block of keys and sums over queries for one strip, both in float32; beyond that, queries are summed in
 // float64. So what is added up in which order depends on the sizes alone, not on the number of threads.
@@ -130,6 +130,7 @@ struct Walk {
     const float *query, *key, *normalizer;  // normalizer (heads, T), or null for raw scores
     const int32_t *position;                // (T), of the queries among the keys
     const float *slopes;                    // (H), or null
+    const float *key_bias;                  // (heads, S + PANEL), added to the scores of a key, or null
     int64_t query_batch, query_head, query_row, key_batch, key_head, key_row;  // strides
     int64_t B, H, group, T, S, D;
     float scale, softcap;
@@ -249,6 +250,7 @@ struct Worker {
     const int32_t *positions;
     const float *normalizers;
     float slope;
+    const float *key_bias;  // of the head
 
     explicit Worker(const Walk &walk)
         : walk(walk), keys(BLOCK * walk.D), queries(STRIP * walk.D), probe_sums(walk.probe_count * STRIP),
@@ -281,6 +283,7 @@ struct Worker {
         mask = Sight(walk.mask, batch, walk.S);
         for (int64_t i = 0; i < walk.probe_count; i++) probes[i] = Sight(walk.probes[i].rule, batch, walk.S);
         slope = walk.slopes ? walk.slopes[head] : 0.0f;
+        key_bias = walk.key_bias ? walk.key_bias + flat * (walk.S + PANEL) : nullptr;
         const float *query = walk.query + batch * walk.query_batch + head * walk.query_head;
         const float *key = walk.key + batch * walk.key_batch + head / walk.group * walk.key_head;
         int64_t start = chunk * walk.chunk, end = std::min(start + walk.chunk, walk.T);
@@ -312,7 +315,7 @@ struct Worker {
     bool reaches(int64_t row, int64_t end, int64_t first, int64_t stop) const {
         auto [low, high] = std::minmax_element(walk.position + row, walk.position + end);
         bool visible = mask.open || (stop > *low - mask.left && first <= *high + mask.right);
-        return visible && wanted(*low, *high, first, stop);
+        return visible && first < mask.stop && stop > mask.first && wanted(*low, *high, first, stop);
     }
 
     void pack_keys(const float *key, int64_t first, int64_t stop) {  // (panels, D, PANEL)
@@ -417,7 +420,7 @@ struct Worker {
     }
 
     template <int ROWS> void score(int r, int32_t j, State state) {
-        bool plain = walk.softcap == 0.0f && !walk.slopes;
+        bool plain = walk.softcap == 0.0f && !walk.slopes && !walk.key_bias;
         for (int i = 0; i < ROWS; i++) {
             float norm = normalizers ? normalizers[r + i] : 0.0f;
             for (int v = 0; v < VECTORS; v++) {
@@ -436,7 +439,8 @@ struct Worker {
     Floats adjusted(Floats product, int32_t p, int32_t j) const {
         Floats x = product * walk.scale;
         if (walk.softcap != 0.0f) x = walk.softcap * hyperbolic_tangent(x / walk.softcap);
-        return walk.slopes ? x - slope * away(p, j) : x;
+        if (walk.slopes) x -= slope * away(p, j);
+        return walk.key_bias ? x + load<Floats>(key_bias + j) : x;
     }
 
     static Floats away(int32_t p, int32_t j) { return absolute(__builtin_convertvector(p - counted(j), Floats)); }

@@ -95,13 +95,10 @@ def read(source: Source, lse: Tensor, readings: Sequence[Reading]) -> Answers:
     if mask is None:
         return {}
     asked = {i: question for i, reading in enumerate(readings) if (question := question_of(reading, source))}
-    for part in _chunks(list(asked.values())):
-        _compute(source, mask, lse.float().contiguous(), part)
+    questions = list(asked.values())
+    for i in range(0, len(questions), MOST_TERMS):
+        _compute(source, mask, lse.float().contiguous(), questions[i : i + MOST_TERMS])
     return {i: question.answer() for i, question in asked.items()}
-
-
-def _chunks(questions: list[KernelQuestion]) -> list[list[KernelQuestion]]:
-    return [questions[i : i + MOST_TERMS] for i in range(0, len(questions), MOST_TERMS)]
 
 
 def _compute(source: Source, mask: KeyRule, lse: Tensor, questions: list[KernelQuestion]) -> None:
@@ -135,23 +132,17 @@ def question_of(reading: Reading, source: Source) -> KernelQuestion | None:
     return None if make is None else make(reading, source)
 
 
-def _along(source: Source, value: Any, end: Any, rule: KeyRule = EVERYTHING, *, normal: bool = False) -> KernelQuestion:
+def _sum(
+    value: Any, end: Any, reading: Reading, source: Source, rule: KeyRule = EVERYTHING, *, normal: bool = True
+) -> KernelQuestion:
     """A sum with one result for each query."""
     out = new(source, source.shape[2])
     return KernelQuestion(lambda: (out,), lambda blocks: Term(*SUM, value, end, (out,), 0, rule), normal=normal)
 
 
-def _entropy(reading: Reading, source: Source) -> KernelQuestion:
-    return _along(source, terms.surprise_of, terms.entropy_end, normal=True)
-
-
-def _distance(reading: Reading, source: Source) -> KernelQuestion:
-    return _along(source, terms.distance_of, terms.mean_end, normal=True)
-
-
 def _mass(reading: MassReading, source: Source) -> KernelQuestion | None:
     rule = launch.rule_of(reading.probe, source)
-    return None if rule is None or rule.opened is not None else _along(source, terms.weight_of, terms.mean_end, rule)
+    return None if rule is None else _sum(terms.weight_of, terms.mean_end, reading, source, rule, normal=False)
 
 
 def _peak(reading: Reading, source: Source) -> KernelQuestion:
@@ -223,7 +214,7 @@ def _cell_rows(T: int, R: int, device: torch.device) -> Tensor:
 def _statistic(reading: Statistic, source: Source) -> KernelQuestion | None:
     """A statistic of the user's own that has a kernel."""
     rule = EVERYTHING if reading.where is None else launch.rule_of(checked_probe(reading.where, source), source)
-    if reading.kernel is None or rule is None or rule.opened is not None:
+    if reading.kernel is None or rule is None:
         return None
     size = source.shape[2 if reading.by_row else 3]
     out: tuple[Tensor, ...] = (new(source, size), new(source, size, dtype=torch.int64))
@@ -235,17 +226,15 @@ def _statistic(reading: Statistic, source: Source) -> KernelQuestion | None:
     def answer() -> tuple[Tensor, ...]:
         return (out[0].long(),) if reading.combine == "count" else out
 
-    return (
-        KernelQuestion(answer, lambda blocks: term)
-        if reading.by_row
-        else KernelQuestion(answer, None, lambda blocks: term)
-    )
+    if reading.by_row:
+        return KernelQuestion(answer, lambda blocks: term)
+    return KernelQuestion(answer, None, lambda blocks: term)
 
 
 QUESTIONS: dict[type[Reading], Callable[..., KernelQuestion | None]] = {
-    EntropyReading: _entropy,
+    EntropyReading: functools.partial(_sum, terms.surprise_of, terms.entropy_end),
     PeakReading: _peak,
-    DistanceReading: _distance,
+    DistanceReading: functools.partial(_sum, terms.distance_of, terms.mean_end),
     HistogramReading: _histogram,
     MassReading: _mass,
     TopKeysReading: _top,

@@ -88,6 +88,8 @@ class KeyRule(NamedTuple):
     def reach(self, S: int) -> int:
         """How a term with this rule uses inner tiles: all of them, none (it is narrow), or those within it."""
         band, span = self.left + self.right + 1, min(self.stop, S) - self.first
+        if self.opened is not None:
+            return int(WIDE.value)
         if self.left >= FAR and self.right >= FAR and span >= S:
             return int(EVERYWHERE.value)
         return int((NARROW if min(band, span) <= max(NEAR, S // 4) else WIDE).value)
@@ -148,15 +150,13 @@ def walk(
         normal: rows sum to 1; then the first term is their mass.
     """
     S, filler = source.shape[3], source.query
-    tables: list[tuple[Any, ...]] = [_table(mask.codes, filler), (filler, 0)]
-    if mask.opened is not None:
-        tables[1] = (mask.opened, 0 if len(mask.opened) == 1 else mask.opened.stride(0))
+    tables = _mask_tables(mask, filler)
     functions, outs, rules = [], [], [mask]
     for term in asked:
         places = []
-        for codes in (term.rule.codes, term.tokens):
-            places.append(0 if codes is None else len(tables))
-            tables += [] if codes is None else [_table(codes, filler)]
+        for given in (term.rule.codes, term.rule.opened, term.tokens):
+            places.append(0 if given is None else len(tables))
+            tables += [] if given is None else [_table(*given) if isinstance(given, tuple) else _table(given)]
         functions.append((*term[:4], term.size, term.rule.reach(S), *places))
         outs.append(term.out)
         rules.append(term.rule)
@@ -208,20 +208,23 @@ def weights(source: Source, mask: KeyRule, lse: Tensor, cols: range, dtype: torc
     blocks = LaunchBlocks(*((32, 32) if source.query.dtype == torch.float32 else (64, 128)), 4, 1)
     across = triton.cdiv(len(cols), blocks.walk)
     found = new(source, T, len(cols), dtype=dtype)
-    opened = source.query if mask.opened is None else mask.opened
-    open_batch = 0 if mask.opened is None or len(mask.opened) == 1 else mask.opened.stride(0)
     numbers = _numbers(((*mask[:3], min(mask.stop, source.shape[3])),), source.query.device)
-    first = [lse, found, (_table(mask.codes, source.query), (opened, open_batch)), numbers]
+    first = [lse, found, tuple(_mask_tables(mask, source.query)), numbers]
     first += [cols.start, len(cols), across]
     options = {"CODES": mask.codes is not None, "OPEN": mask.opened is not None, "BO": blocks.own, "BW": blocks.walk}
     run(weights_kernel, source, blocks, first, triton.cdiv(T, blocks.own) * across, options)
     return found
 
 
-def _table(codes: Codes | None, filler: Tensor) -> tuple[Any, ...]:
-    """Pointers to codes, and the stride of each from sample to sample."""
-    asked, offered = codes or (filler, filler)
-    return asked, offered, *(0 if codes is None or len(x) == 1 else x.stride(0) for x in (asked, offered))
+def _table(*tensors: Tensor) -> tuple[Any, ...]:
+    """Pointers to tables (B or 1, n), and the stride of each from sample to sample."""
+    return *tensors, *(0 if len(x) == 1 else x.stride(0) for x in tensors)
+
+
+def _mask_tables(mask: KeyRule, filler: Tensor) -> list[tuple[Any, ...]]:
+    """The codes and the open keys of a mask; `filler` points anywhere in the place of those it does not have."""
+    codes = (filler, filler, 0, 0) if mask.codes is None else _table(*mask.codes)
+    return [codes, (filler, 0) if mask.opened is None else _table(mask.opened)]
 
 
 @functools.lru_cache(maxsize=64)

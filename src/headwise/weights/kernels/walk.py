@@ -67,7 +67,7 @@ class TilePlace(NamedTuple):
 
 
 # The parts of a term in TERMS.
-START, STEP, VALUE, END, SIZE, REACH, TABLE, TOKENS = (tl.constexpr(i) for i in range(8))
+START, STEP, VALUE, END, SIZE, REACH, TABLE, OPENED, TOKENS = (tl.constexpr(i) for i in range(9))
 
 
 @triton.jit
@@ -125,7 +125,7 @@ def run_from(start, spans, inner_lo, inner_hi, hi, TERMS: tl.constexpr, BW: tl.c
 
 @triton.jit
 def add_tile(
-    found, place, mine, norm, walk, walk_row, lse, tables, rules, outs, H, scale2, softcap,
+    found, place, mine, norm, walk, walk_row, lse, tables, numbers, outs, H, scale2, softcap,
     TERMS: tl.constexpr, BY_KEY: tl.constexpr, SCORES: tl.constexpr, CODES: tl.constexpr, OPEN: tl.constexpr,
     CAPPED: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr, BO: tl.constexpr, BW: tl.constexpr,
@@ -145,7 +145,7 @@ def add_tile(
     if not SCORES:
         x = x - level
     if EDGE:
-        seen = allows(rules[0], position, col)
+        seen = allows(load_rule(numbers, 0), position, col)
         if OPEN:
             seen = seen | load_open(tables[1], batch, cols, S, BY_KEY)
         x = tl.where(seen, x, HIDDEN)
@@ -157,7 +157,9 @@ def add_tile(
         if EDGE or TERMS[f][REACH] != NARROW:
             w, y = weight, x
             if EDGE and TERMS[f][REACH] != EVERYWHERE:
-                wanted = allows(rules[f + 1], position, col)
+                wanted = allows(load_rule(numbers, f + 1), position, col)
+                if TERMS[f][OPENED] > 0:
+                    wanted = wanted | load_open(tables[TERMS[f][OPENED]], batch, cols, S, BY_KEY)
                 w, y = tl.where(wanted, w, 0.0), tl.where(wanted, y, HIDDEN)
             if TERMS[f][TABLE] > 0:
                 wanted = same_code(tables[TERMS[f][TABLE]], batch, rows, cols, T, S, BY_KEY)
@@ -186,7 +188,7 @@ def walk_kernel(
 
     DIGEST changes with the source of the terms, which Triton's cache on disk would not notice. SCORES: there is no
     log-sum-exp, so terms get scores. NORMAL: rows sum to 1, and the first term is their mass. FULL: some term is not
-    NARROW. RUNS: the most runs of tiles there can be. `tables`: codes of the mask, open keys, then codes of the terms.
+    NARROW. RUNS: the most runs of tiles there can be. `tables`: codes and open keys of the mask, then of the terms.
     """
     flat = tl.program_id(1)
     query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)
@@ -207,8 +209,7 @@ def walk_kernel(
 
     # The range to walk over, and the part of it where nothing has to be tested.
     low, high = first + own_shift, tl.minimum(first + BO, own_size) - 1 + own_shift
-    rules = (load_rule(numbers, 0),)
-    lo, hi, inner_lo, inner_hi = span_of(rules[0], low, high, shift, walk_size, BY_KEY)
+    lo, hi, inner_lo, inner_hi = span_of(load_rule(numbers, 0), low, high, shift, walk_size, BY_KEY)
     if OPEN:
         lo, hi, inner_hi = 0, walk_size, inner_lo
     if BY_KEY:  # keys beyond the last one must be hidden
@@ -216,8 +217,7 @@ def walk_kernel(
     place = TilePlace(first, first, flat, own_size, walk_size, offset)
     found, spans = (), ()
     for f in tl.static_range(len(TERMS)):
-        rules = rules + (load_rule(numbers, f + 1),)
-        span = span_of(rules[f + 1], low, high, shift, walk_size, BY_KEY)
+        span = span_of(load_rule(numbers, f + 1), low, high, shift, walk_size, BY_KEY)
         spans = spans + ((span[0], span[1]),)
         if TERMS[f][REACH] == WIDE:
             inner_lo, inner_hi = tl.maximum(inner_lo, span[2]), tl.minimum(inner_hi, span[3])
@@ -235,14 +235,14 @@ def walk_kernel(
                 for at in tl.range(start, stop, BW, num_stages=1):  # few tiles: keep shared memory for the others
                     tile = TilePlace(first, at, flat, own_size, walk_size, offset)
                     found = add_tile(
-                        found, tile, mine, norm, walk, walk_row, lse, tables, rules, outs, H, scale2, softcap,
+                        found, tile, mine, norm, walk, walk_row, lse, tables, numbers, outs, H, scale2, softcap,
                         TERMS, BY_KEY, SCORES, CODES, OPEN, CAPPED, PRECISION, True, D, WIDTH, BO, BW,
                     )  # fmt: skip
             elif FULL:
                 for at in range(start, stop, BW):
                     tile = TilePlace(first, at, flat, own_size, walk_size, offset)
                     found = add_tile(
-                        found, tile, mine, norm, walk, walk_row, lse, tables, rules, outs, H, scale2, softcap,
+                        found, tile, mine, norm, walk, walk_row, lse, tables, numbers, outs, H, scale2, softcap,
                         TERMS, BY_KEY, SCORES, CODES, OPEN, CAPPED, PRECISION, False, D, WIDTH, BO, BW,
                     )  # fmt: skip
             start = stop

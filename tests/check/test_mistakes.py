@@ -38,7 +38,13 @@ def names(findings):
 
 def test_a_finding_that_another_explains_is_left_out():
     assert names(settled([Finding("batch-leak"), Finding("split-view")])) == ["split-view"]
-    assert names(settled([Finding("batch-leak"), Finding("single-head")])) == ["batch-leak", "single-head"]
+    assert names(settled([Finding("nan-empty-row"), Finding("single-head")])) == ["single-head", "nan-empty-row"]
+
+
+def test_a_symptom_is_left_out_beside_a_mistake_that_may_cause_it():
+    assert names(settled([Finding("batch-leak"), Finding("single-head")])) == ["single-head"]
+    assert names(settled([Finding("batch-leak"), Finding("cross-length")])) == ["batch-leak", "cross-length"]
+    assert names(settled([Finding("cross-length"), Finding("scale-missing")])) == ["cross-length", "scale-missing"]
 
 
 def test_what_is_explained_still_explains_others():

@@ -128,6 +128,7 @@ class Bound(Instance):
     failures: list[Failure] = field(default_factory=list)
     given: dict[str, Any] = field(default_factory=dict)  # what the traced call was given beside its form
     resizes: bool = False  # the module's constants have other sizes while it runs
+    in_parts: bool = False  # longer inputs are computed in several parts: this one is as long as one part
     last_trace: Trace | None = None  # of the last call made with `called`, which may have raised
 
     @contextlib.contextmanager
@@ -256,7 +257,7 @@ class Bound(Instance):
     @property
     def length_fitted(self) -> bool:
         """Whether the length of the input had to be that of a stored mask or constant."""
-        return self.form.layout == PLAIN and self.sizes.T != CallSizes().T
+        return self.form.layout == PLAIN and self.sizes.T != CallSizes().T and not self.in_parts
 
     @property
     def along_batch(self) -> bool:

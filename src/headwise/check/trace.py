@@ -453,6 +453,11 @@ def _first_products(trace: Trace, node: Node) -> list[tuple[Node, int]]:
     return found
 
 
+def _has_numbers(x: Tensor, held: Tensor) -> bool:
+    """Whether a tensor holds these sorted numbers, in any order of its axes."""
+    return x.numel() == held.numel() and torch.equal(x.flatten().sort().values.to(held.dtype), held)
+
+
 def _square(mask: Tensor) -> Tensor | None:
     """The one table (T, S) that a mask repeats; None where it holds several."""
     if mask.dim() < 2:
@@ -609,9 +614,19 @@ class Core:
         made = next((n for n in self.behind(name) if n.op in PRODUCTS and n.line is not None), None)
         return None if made is None else self._own_line(name, made) or made.line
 
+    def is_made_with_others(self, name: str) -> bool:
+        """Whether the line that projects this one of query, key and value, in a loop, projects another as well."""
+        made = next((n for n in self.behind(name) if n.op in PRODUCTS and n.line is not None), None)
+        others = {n.index for other in ("query", "key", "value") if other != name for n in self.behind(other)}
+        return made is not None and made.index not in others and self._own_line(name, made) is None
+
+    def reader(self, name: str) -> Node:
+        """The product that reads queries, keys or values."""
+        return (self.nodes.products if name == "value" else self.nodes.scores)[0]
+
     def use_line(self, name: str) -> int | None:
         """The last line that leads only to this one of query, key and value; without one, the product that reads it."""
-        product = self.nodes.products[0] if name == "value" else self.nodes.scores[0]
+        product = self.reader(name)
         own = (self._own_line(name, n) for n in self.behind(name) if n.line is not None)
         return next((line for line in own if line is not None), product.outer or product.line)
 
@@ -708,6 +723,21 @@ class Core:
             return odd.line  # the view was right, and the heads did not come before the tokens
         return four[-1].line if four else self.score_line
 
+    def reordering_view(self, B: int, T: int) -> int | None:
+        """The first view between projection and product that gives the axis of the tokens to something else."""
+        for node in reversed(self.behind("query", PRODUCTS)):
+            before = [self.trace.nodes[p].value.shape[:2] for p in node.parents[:1]]
+            if node.op in VIEWS and before == [(B, T)] and node.value.dim() > 3 and node.value.shape[:2] != (B, T):
+                return node.line
+        return None
+
+    def weight_line(self, weight: Tensor) -> int | None:
+        """The line of the last product that reads these weights."""
+        held = weight.detach().flatten().sort().values
+        used = (n for n in reversed(self.trace.nodes) if n.op in PRODUCTS and n.line is not None)
+        alike = (n for n in used if any(x.numel() == held.numel() for x in n.operands))
+        return next((n.line for n in alike if any(_has_numbers(x, held) for x in n.operands)), None)
+
     def _is_of_layer(self, node: Node) -> bool:
         """Whether this only gives the result of a linear layer the shape of its input."""
         parents = [self.trace.nodes[p] for p in node.parents]
@@ -788,6 +818,11 @@ class Core:
                 return (behind[0].line if behind and inverted else None) or (alike[-1].line if alike else masking.line)
         return None
 
+    def bad_fill_line(self) -> int | None:
+        """The line that writes NaN or plus infinity in place of scores."""
+        fills = (n for n in self.before_softmax() if n.op.rstrip("_") in ("masked_fill", "where") and n.line)
+        return next((n.line for n in fills if bool(n.value.isnan().any() | n.value.isposinf().any())), None)
+
     def rounding(self) -> Node | None:
         """Where scores are rounded to whole numbers before the softmax."""
         return next((n for n in self.before_softmax() if n.op.rstrip("_") in ROUNDING), None)
@@ -807,6 +842,18 @@ class Core:
         """Whether the mask of this operation was made from the numbers of the positions, or is a triangle."""
         behind = self.trace.ancestors(masking.operand_nodes[1:2])
         return any(n.op in ("arange", "tril", "triu") for n in behind)
+
+    def misaligned_position(self, masking: Node) -> int | None:
+        """The line that numbers queries or keys along the wrong axis: `key <= query` needs (1, S) and (T, 1)."""
+        compared = {"le": (0, 1), "lt": (0, 1), "ge": (1, 0), "gt": (1, 0)}
+        for node in self.trace.ancestors(masking.operand_nodes[1:2]):
+            if node.op in compared and len(node.parents) == 2:
+                key, query = (self.trace.nodes[node.parents[i]] for i in compared[node.op])
+                if query.value.dim() < 2 or query.value.shape[-1] != 1:
+                    return query.line
+                if key.value.dim() >= 2 and key.value.shape[-1] == 1:
+                    return key.line
+        return None
 
     def discarded_mask(self) -> Node | None:
         """A masking operation whose result is never used."""

@@ -25,6 +25,7 @@ from headwise.check.mistakes import Finding, settled
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report
+from headwise.check.sizes import CallSizes
 from headwise.check.templates import write
 from headwise.check.unfinished.fragments import core_report, fragments, is_core
 from headwise.check.unfinished.progress import review
@@ -95,8 +96,8 @@ def _is_last_resort(bound: Bound) -> bool:
 
 def _is_narrowed(bound: Bound) -> bool:
     """Whether it runs only with the width of a head for its width, where the usual call fails after a projection."""
-    given = bound.built.arguments
-    if not any(constructor_role(n) == "width" and v == bound.sizes.D for n, v in given.items()):
+    given, narrow = bound.built.arguments, {bound.sizes.D, CallSizes().D}
+    if not any(constructor_role(n) == "width" and v in narrow for n, v in given.items()):
         return False
     late = (f for f in bound.failures if f.bare and f.projected and not f.deliberate)
     return any("cannot be multiplied" not in str(f.error) for f in late)

@@ -99,8 +99,7 @@ def _missing(path: Path) -> str:
 def show(report: Report) -> None:
     """Print the report, with the first word of each line in color."""
     out = console()
-    width = out.width if out.is_terminal else sys.maxsize  # a pipe gets whole lines, for grep
-    for line in (part for whole in report.lines() for part in wrapped(whole, width)):
+    for line in (part for whole in report.lines() for part in wrapped(whole, out.width)):
         out.print(_colored(line), soft_wrap=True)
     if report.solution:
         out.print()

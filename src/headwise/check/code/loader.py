@@ -493,12 +493,25 @@ class Case:
 
     def uncalled_method(self, pattern: str) -> tuple[str, int] | None:
         """A method whose name matches and that nothing in the file mentions, with its line."""
+        idle = [n for n in self._methods()[1] if re.search(pattern, n.name, re.IGNORECASE)]
+        return (idle[0].name, idle[0].lineno) if idle else None
+
+    def only_read_in(self, attribute: str) -> str | None:
+        """The method that nothing in the file mentions, where it alone reads this attribute, and attends to nothing."""
+        called, idle = self._methods()
+        read, left = ([n for n in methods if f"self.{attribute}" in ast.unparse(n)] for methods in (called, idle))
+        read = [n for n in read if n.name != "__init__"]
+        alone = len(left) == 1 and not read and "softmax" not in ast.unparse(left[0])
+        return left[0].name if alone else None
+
+    def _methods(self) -> tuple[list[ast.FunctionDef], list[ast.FunctionDef]]:
+        """The methods of the class that the file mentions, and those that it does not."""
         tree = ast.parse(self.source)
         own = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == self.name), None)
         methods = [n for n in own.body if isinstance(n, ast.FunctionDef)] if own is not None else []
-        mentioned = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-        idle = [n for n in methods if re.search(pattern, n.name, re.IGNORECASE) and n.name not in mentioned]
-        return (idle[0].name, idle[0].lineno) if idle else None
+        mentioned = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)} | {"forward"}
+        called = [n for n in methods if n.name in mentioned or n.name.startswith("__")]
+        return called, [n for n in methods if n not in called]
 
     def never_reads(self, name: str) -> bool:
         """Whether the class or function has an argument of this name that no line of it reads."""
@@ -641,6 +654,27 @@ class Case:
         around = [n for n in tests if line is not None and n.body[0].lineno <= line <= (n.body[-1].end_lineno or 0)]
         around = [n for n in around if ast.unparse(n.test) != unless]
         return max((n.lineno for n in around), default=None)
+
+    def loop_line(self, line: int | None) -> int | None:
+        """The line that says what a loop around this one runs over, where this line uses the loop's variable."""
+        loops: list[tuple[ast.expr, ast.expr, ast.AST]] = []
+        for node in ast.walk(ast.parse(self.source)):
+            if isinstance(node, ast.For):
+                loops.append((node.target, node.iter, node))
+            elif isinstance(node, ast.GeneratorExp | ast.ListComp):
+                loops += [(part.target, part.iter, node) for part in node.generators]
+        for target, over, loop in reversed(loops):
+            names = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+            inside = [n for n in ast.walk(loop) if isinstance(n, ast.Name) and n.lineno == line]
+            if any(n.id in names and isinstance(n.ctx, ast.Load) for n in inside):
+                return over.lineno
+        return line
+
+    def passes_twice(self, line: int | None) -> bool:
+        """Whether a call on this line passes the same name as two arguments."""
+        calls = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Call) and n.lineno == line]
+        given = [[ast.unparse(a) for a in [*n.args, *(k.value for k in n.keywords)]] for n in calls]
+        return any(len(set(values)) < len(values) for values in given)
 
     def line_of_attribute(self, name: str) -> int | None:
         """The line that assigns an attribute, given as the name of a parameter in it."""

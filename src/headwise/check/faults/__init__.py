@@ -87,6 +87,7 @@ IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
     decoding.positioned_cache,
     decoding.stepwise,
     stages.unused_results,
+    stages.unused_tables,
     behavior.globals_in_place_of_arguments,
     sizes.other_lengths,
     sizes.other_sizes,
@@ -102,7 +103,12 @@ ONLY_IF_RIGHT: tuple[Fault, ...] = (
 )
 # What must be verified before anything is called right.
 CERTIFICATE: dict[str, tuple[Fault, ...]] = {
-    "matches the reference on fresh inputs": (*stages.STAGES, stages.fresh_inputs, stages.unused_results),
+    "matches the reference on fresh inputs": (
+        *stages.STAGES,
+        stages.fresh_inputs,
+        stages.unused_results,
+        stages.unused_tables,
+    ),
     "matches the reference at three sizes": (sizes.other_sizes, sizes.grouped_heads),
     "every output depends on exactly the tokens it may see": (behavior.influence, behavior.batch_leak),
     "optional arguments, with and without": (

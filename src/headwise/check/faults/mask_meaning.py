@@ -46,7 +46,7 @@ class TriedMask:
     shape: str
     mask: Tensor
     # keep, drop, additive, none, leaks, after, discarded, wrong sample, transposed, queries, some heads, nan, other;
-    # empty if it raised
+    # misfit if the output has another shape, empty if it raised
     meaning: str = ""
     error: Exception | None = None
     line: int | None = None
@@ -274,8 +274,10 @@ class MaskTrial:
             return tried
         tried.modified = not torch.equal(mask, tried.mask)
         core = self.same_arrangement(other)
+        before, after = self.bound.output, other.output
         if core is None or core.weights.shape != self.reading.core.weights.shape or self._has_more_axes(core):
-            tried.meaning = "other"
+            fits = before is not None and after is not None and before.shape == after.shape
+            tried.meaning = "other" if fits else "misfit"
             return tried
         tried.seen = core.weights.nan_to_num() > 1e-30
         tried.meaning = self._meaning(core, meant, tried.mask)
@@ -283,7 +285,6 @@ class MaskTrial:
         moved = tried.meaning in ("wrong sample", "transposed", "queries")
         late = tried.meaning == "after"
         tried.line = core.after_softmax_line() if late else core.mask_line(self.bound.trace, moves=moved)
-        before, after = self.bound.output, other.output
         if tried.meaning in ("keep", "drop") and self._changes_weights(core, tried.seen):
             tried.meaning = "rescaled"
         elif tried.meaning in MEANING and not self._is_explained(core, after):

@@ -90,10 +90,10 @@ def _against_words(argument: MaskArgument, bound: Bound, reading: AttentionReadi
         return
     found, said = MEANING[argument.meaning], MEANING[stated.meaning]
     words = f"argument {argument.name}: {found}, where {stated.place} says {said}"
-    yield Finding("mask-convention", words, _line_of_meaning(argument, bound, reading))
+    yield Finding("mask-convention", words, line_of_meaning(argument, bound, reading))
 
 
-def _line_of_meaning(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> int | None:
+def line_of_meaning(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> int | None:
     """The line that applies a mask, or that makes one out of it; numbers show more steps than bits."""
     tried = argument.first(argument.meaning)
     if tried is None or tried.meant is None:
@@ -225,7 +225,7 @@ def _example(tried: TriedMask) -> str:
 
 
 def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
-    meanings = {t.meaning for t in argument.tried if t.error is None}
+    meanings = {t.meaning for t in argument.tried if t.error is None} - {"misfit"}
     tried = argument.first("leaks") or argument.first("nan")
     needed = bound.form.fixed.get(argument.name) is not None  # what it takes is known, and is none of these
     if not meanings or (meanings == {"other"} and _usual_shapes_raise(argument)):
@@ -238,7 +238,11 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
         yield Finding("softmax-twice" if twice else "mask-leaks", words, line)
     elif tried is not None and meanings <= {"nan", "none"}:
         words = f"argument {argument.name}, shape {tried.shape}: the weights are NaN"
-        yield Finding("mask-nan", words, tried.line or reading.core.softmax_line)
+        core = MaskTrial(bound, reading, argument.name).same_arrangement(
+            bound.called({argument.name: tried.mask.clone()})
+        )
+        filled = None if core is None else core.bad_fill_line()
+        yield Finding("mask-nan", words, filled or tried.line or reading.core.softmax_line)
     elif meanings == {"none"} and "mask" in plain(argument.name) and "head" not in plain(argument.name):
         words = f"argument {argument.name}: no mask that it accepts changes any weight"
         admitted = _is_admitted(bound, reading, argument.name)
@@ -431,12 +435,16 @@ def _usual_shapes_raise(argument: MaskArgument) -> bool:
 
 def _crash(argument: MaskArgument) -> Iterator[Finding]:
     """An error that no usual shape of the mask avoids."""
-    tried = [t for t in argument.tried if t.error is not None]
+    tried = [t for t in argument.tried if t.error is not None and not is_deliberate(t.error)]
     sure = [t for t in argument.tried if isinstance(t.error, NameError) or "module 'torch" in str(t.error)]
     places = {t.line for t in tried}
-    same_place = "mask" in plain(argument.name) and len(places) == 1 and None not in places
-    if sure or same_place or all(isinstance(t.error, PLAIN_ERRORS) or "ambiguous" in str(t.error) for t in tried):
-        first = (sure or tried)[0]
+    same_place = len(places) == 1 and None not in places
+    failed = len(tried) + sum(t.meaning == "misfit" for t in argument.tried)
+    always = "mask" in plain(argument.name) and (same_place or failed == len(argument.tried))
+    plainly = bool(tried) and all(isinstance(t.error, PLAIN_ERRORS) or "ambiguous" in str(t.error) for t in tried)
+    if sure or plainly or (tried and always):
+        likely = "(B,S)" if "pad" in plain(argument.name) else "(B,1,T,S)"
+        first = next(iter([*sure, *(t for t in tried if t.shape == likely), *tried]))
         yield Finding("mask-crashes", f"{type(first.error).__name__}: {first.error}", first.line)
 
 

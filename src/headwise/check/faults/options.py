@@ -16,6 +16,7 @@ from headwise.check.arguments import constructor_role
 from headwise.check.binding import Bound
 from headwise.check.calls import FunctionWithWeights, Inputs, leaves, make_inputs, signature
 from headwise.check.faults.behavior import ASKS, judged_weights, usable_masks
+from headwise.check.faults.chunks import is_chunk_size
 from headwise.check.faults.mask_meaning import MaskTrial, is_boolean, measured
 from headwise.check.faults.masks import is_causal_switch
 from headwise.check.faults.parts import odd_line
@@ -68,9 +69,9 @@ def options(bound: Bound, reading: AttentionReading | None) -> Found:
             yield from _switched(bound, reading, p)
         elif bound.case.never_reads(p.name):
             yield Note("good", f"{p.name}, which is never read")
-        elif not is_cache(p.name) and not is_position(p):
-            known = _is_added(bound, reading, p.name) or _changes_nothing(bound, p) or _weighs_heads(bound, reading, p)
-            yield Note("good" if known else "untried", p.name if known else f"the argument {p.name}")
+        elif not is_cache(p.name) and not is_position(p) and not is_chunk_size(p):
+            known = _is_added(bound, reading, p.name) or _changes_nothing(bound, p)
+            yield Note("good", p.name) if known else _weighing_heads(bound, reading, p)
     if not found and not bound.form.masks:
         yield Note("absent", "it takes none")
 
@@ -115,19 +116,25 @@ def _changes_nothing(bound: Bound, p: inspect.Parameter) -> bool:
     return any(out is not None and bound.output is not None and same(out, bound.output) for out in outputs)
 
 
-def _weighs_heads(bound: Bound, reading: AttentionReading | None, p: inspect.Parameter) -> bool:
-    """Whether the argument multiplies every head with a number of its own."""
+def _weighing_heads(bound: Bound, reading: AttentionReading | None, p: inspect.Parameter) -> Finding | Note:
+    """Whether the argument multiplies every head with a number of its own, as a mask for heads must."""
+    unknown = Note("untried", f"the argument {p.name}")
     if reading is None or call_role(p.name) != "head_mask":
-        return False
-    heads = reading.core.heads
+        return unknown
+    heads, idle = reading.core.heads, None
     factors = torch.linspace(0, 1, heads.shape[1], dtype=heads.dtype)
     for shape in ((1, -1, 1, 1), (-1,), (-1, 1, 1)):
         with contextlib.suppress(Exception):  # it takes another shape
             other = bound.called({p.name: factors.reshape(shape).clone()})
             core = MaskTrial(bound, reading, p.name).same_arrangement(other)
             if core is not None and same(core.heads, heads * factors[:, None, None]):
-                return True
-    return False
+                return Note("good", p.name)
+            idle = idle or (other if bound.gives(other.output) else None)
+    if idle is None:
+        return unknown
+    new = {n.line for n in idle.trace.nodes} - {n.line for n in bound.trace.nodes} - {None}
+    line = max((line for line in new if line is not None), default=None) or bound.case.line_with(rf"\b{p.name}\b")
+    return Finding("option-ignored", f"a {p.name} that hides a head leaves the output as it is", line)
 
 
 def _switched(bound: Bound, reading: AttentionReading | None, p: inspect.Parameter) -> Found:

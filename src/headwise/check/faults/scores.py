@@ -318,7 +318,8 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
         words = "a position mask is applied, but the slice that is used hides nothing"
         made = next((n for n in core.trace.nodes if n.op in ("tril", "triu")), None)
         empty = made is not None and len(made.value.unique()) == 1
-        yield Finding("causal-ignored", words, made.line if made is not None and empty else idle.line)
+        line = core.misaligned_position(idle) or idle.line
+        yield Finding("causal-ignored", words, made.line if made is not None and empty else line)
 
 
 def _says_causal(bound: Bound) -> bool:

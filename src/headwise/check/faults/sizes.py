@@ -13,6 +13,7 @@ from headwise.check.arguments import OTHER_SIZES, CallSizes, constructor_role, p
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, make_inputs, tokens_of
 from headwise.check.code.intent import stated_window, states_one_length
+from headwise.check.faults.chunks import judged_parts
 from headwise.check.faults.scores import is_of_distance
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
@@ -101,7 +102,7 @@ def other_lengths(bound: Bound, reading: AttentionReading | None) -> Found:
                     "size-fixed", words, error_line(error, bound.case.filename)
                 )
             return
-        yield from _of_window(bound, other, list(_judged_length(reading, other, length)))
+        yield from _of_window(bound, other, list(_judged(bound, reading, other, length)))
     yield Note("good", f"1, 2 and {bound.sizes.context} tokens")
     yield from _long_input(bound, reading)
 
@@ -126,7 +127,7 @@ def _long_input(bound: Bound, reading: AttentionReading | None) -> Found:
         other = bound.called(inputs=inputs)
     except Exception:  # it does not take so many
         return
-    found = [] if other.output is None else list(_judged_length(reading, other, LONG))
+    found = [] if other.output is None else list(_judged(bound, reading, other, LONG))
     yield from _of_window(bound, other, found)
 
 
@@ -155,6 +156,11 @@ def _settings(bound: Bound) -> dict[str, int]:
 def _core(other: Bound) -> Core | None:
     nodes = find_attention(other.trace)
     return None if nodes is None else next(nodes.arrangements(*other.inputs.query.shape[:2]), None)
+
+
+def _judged(bound: Bound, reading: AttentionReading | None, other: Bound, length: int) -> Found:
+    found = _judged_length(reading, other, length)
+    yield from judged_parts(other, found) if bound.in_parts and length > bound.sizes.T else found
 
 
 def _judged_length(reading: AttentionReading | None, other: Bound, length: int) -> Found:
@@ -215,7 +221,7 @@ def fitting(bound: Bound, sizes: CallSizes) -> CallSizes:
     if bound.length_fitted:
         chosen = bool(bound.built.names_with_role("context"))
         return replace(sizes, T=sizes.context if chosen else bound.sizes.T)
-    return replace(sizes, T=tokens_of(bound.form.layout, sizes.T))
+    return replace(sizes, T=min(sizes.T, bound.sizes.T) if bound.in_parts else tokens_of(bound.form.layout, sizes.T))
 
 
 def _words(sizes: CallSizes) -> str:

@@ -171,7 +171,8 @@ def _of_attributes(own: FrameType, names: set[str], sizes: CallSizes, text: str)
     one = {sizes.B, sizes.H, sizes.T, sizes.S, sizes.D, sizes.Dv, sizes.E, sizes.out, sizes.context, 0, 1, 2, 3, -1}
     known = one | {sizes.H * sizes.Dv, 3 * sizes.E, 2 * sizes.E}
     meant = {n: constructor_role(n) for n in names if type(held.get(n)) is int}
-    wrong = [n for n, role in meant.items() if role in MEANT and held[n] != value_for(str(role), sizes)]
+    told = {n: role for n, role in meant.items() if role in MEANT and (len(n) > 1 or held[n] not in known)}
+    wrong = [n for n, role in told.items() if held[n] != value_for(str(role), sizes)]
     odd = wrong or [n for n in meant if held[n] not in known]
     return _assignment(text, odd[0]) if odd else None
 

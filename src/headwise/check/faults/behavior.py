@@ -113,9 +113,13 @@ def batch_leak(bound: Bound, reading: AttentionReading | None) -> Found:
 
 
 def _mixing_line(bound: Bound) -> int | None:
-    """The first line that takes a mean, sum or the like over the samples."""
+    """The first line that takes a mean or the like over the samples, or that gives their axis to something else."""
     B, nodes = bound.inputs.query.shape[0], bound.trace.nodes
     for node in nodes:
+        if node.op in VIEWS and node.parents and node.value.dim() > 1 and bound.form.layout == PLAIN:
+            first = nodes[node.parents[0]].value.shape[:1]
+            if first == (B,) and node.value.shape[0] % B and node.value.shape[0] != 1:
+                return node.line
         before = nodes[node.parents[0]].value if node.parents else None
         reduces = node.op in ("mean", "sum", "amax", "var", "std", "max", "prod", "logsumexp")
         if reduces and before is not None and before.dim() and before.shape[0] == B != (*node.value.shape, 0)[0]:

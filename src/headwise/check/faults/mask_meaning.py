@@ -142,7 +142,9 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
             argument.tried += _added(trial, shape, mask, meant)
     first = argument.first(argument.meaning)
     if first is not None and first.mask.dtype == torch.bool and first.meant is not None:
-        argument.tried += _added(trial, first.shape, first.mask, first.meant)  # numbers may take another branch
+        ones = trial(first.shape, first.mask.double(), first.meant)
+        if ones.meaning != first.meaning:  # numbers take another branch
+            argument.tried += _added(trial, first.shape, first.mask, first.meant)
     if not argument.meaning:
         B, H, T, S = reading.core.weights.shape
         lengths = 1 + torch.arange(B) % (S - 1)

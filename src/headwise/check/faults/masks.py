@@ -47,6 +47,7 @@ LEFT_OUT = re.compile(
     r"#[^\n]*(?:mask[^\n]*(?:ignor|not used|unused|忽略|省略|未使用)|(?:ignor|unused|忽略|省略)[^\n]*mask)",
     re.IGNORECASE,
 )
+COMPARES = {"eq", "ne", "lt", "le", "gt", "ge", "logical_not", "bitwise_not"}
 JOINS = ("bitwise_", "logical_", "__or", "__and", "__xor")  # operations that put two masks together
 CAUSAL_FLAGS = ("causal", "is_causal", "masked", "mask", "use_mask", "causal_mask", "apply_mask", "use_causal_mask")
 CAUSAL_MISTAKES = {
@@ -94,10 +95,17 @@ def _against_words(argument: MaskArgument, bound: Bound, reading: AttentionReadi
 
 
 def line_of_meaning(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> int | None:
-    """The line that applies a mask, or that makes one out of it; numbers show more steps than bits."""
+    """The line that compares or inverts a mask, or else applies it; numbers show more steps than bits."""
     tried = argument.first(argument.meaning)
     if tried is None or tried.meant is None:
         return None
+    usual = _lines(bound)
+    for mask in (tried.mask.double(), tried.mask):
+        with contextlib.suppress(Exception):  # it takes no numbers
+            nodes = bound.called({argument.name: mask.clone()}).trace.nodes
+            turned = (n for n in nodes if n.op in COMPARES and n.line is not None and n.line not in usual)
+            if (first := next(turned, None)) is not None:
+                return first.line
     numbers = MaskTrial(bound, reading, argument.name)(tried.shape, tried.mask.double(), tried.meant)
     return numbers.line if numbers.meaning == tried.meaning else tried.line
 
@@ -293,8 +301,7 @@ def _unused_line(bound: Bound, argument: MaskArgument) -> int | None:
     if (line := _vain_line(bound, argument)) is not None:
         return line
     nodes = find_attention(bound.trace)
-    unread = bound.case.never_reads(argument.name)
-    return bound.case.line_with(rf"\b{argument.name}\b") if nodes is None or unread else nodes.softmax[0].outermost
+    return bound.case.line_with(rf"\b{argument.name}\b") if nodes is None else nodes.softmax[0].outermost
 
 
 def _vain_line(bound: Bound, argument: MaskArgument) -> int | None:
@@ -420,7 +427,10 @@ def _masked_at(
         return
     if expected is None or other.output is None or not bool(torch.isfinite(expected).all()):
         return
-    if not same(expected, other.output.nan_to_num(), 1e-6):
+    seen = meant if argument.meaning == "keep" else ~meant
+    seen = seen.tril() if reading.pattern == "causal" else seen
+    rows = seen.any(-1).all(1)  # in which every head sees a key
+    if not same(expected[rows], other.output.nan_to_num()[rows], 1e-6):
         gap = float((expected - other.output).abs().nan_to_num().max())
         core = MaskTrial(bound, reading, argument.name).same_arrangement(other)
         line = None if core is None else core.mask_line(bound.trace)

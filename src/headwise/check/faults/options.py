@@ -244,8 +244,44 @@ def caches(bound: Bound, reading: AttentionReading | None) -> Found:
         yield wrong
     elif tried:
         yield Note("good", f"{names[0]}: same result token by token")
+        yield from _several_after(bound, names, flags)
+        yield from _grouped_cache(bound, names, flags)
     else:
         yield Note("untried", f"the argument {names[0]}")
+
+
+def _several_after(bound: Bound, names: list[str], flags: dict[str, Any]) -> Found:
+    """Several tokens after a cache must not raise an error where one does not."""
+    first, rest = (Inputs(*(x[:, part] for x in bound.inputs)) for part in (slice(0, 2), slice(2, None)))
+    errors = [_error_with(bound, rest, given) for given in _givens(bound.call(first, flags), names, flags, 2)]
+    if errors and all(error is not None and not is_deliberate(error) for error in errors):
+        yield Note("untried", f"{rest.query.shape[1]} tokens after a cache raise {type(errors[0]).__name__}")
+
+
+def _error_with(bound: Bound, inputs: Inputs, given: dict[str, Any]) -> Exception | None:
+    """What a call raises."""
+    try:
+        bound.call(inputs, given)
+    except Exception as error:
+        return error
+    return None
+
+
+def _grouped_cache(bound: Bound, names: list[str], flags: dict[str, Any]) -> Found:
+    """With fewer key/value heads than query heads, the cache must still give the same result."""
+    kv, fewer = bound.built.names_with_role("kv_heads"), bound.sizes.H // 2
+    if not kv or fewer < 1:
+        return
+    words = f"with {kv[0]}={fewer}"
+    try:
+        other = bound.called(thing=bound.rebuilt(**dict.fromkeys(kv, fewer)))
+        result = _continued(other, names, flags, bound.sizes.T - 1) or _refused(other, names, flags)
+    except Exception:  # it does not take so few, which is asked elsewhere
+        return
+    if isinstance(result, Finding):
+        yield replace(result, detail=f"{words}: {result.detail}")
+    elif result is None:
+        yield Note("untried", f"{words}, the argument {names[0]}")
 
 
 def _mask_beside_cache(bound: Bound, flags: dict[str, Any]) -> list[Finding]:
@@ -336,9 +372,7 @@ def _continued(bound: Bound, names: list[str], flags: dict[str, Any], cut: int) 
         returned = bound.call(first, flags)
     except Exception:
         return None
-    for held in cache_candidates(returned, cut):
-        several = isinstance(held, tuple | list) and len(held) == len(names) > 1
-        given = flags | (dict(zip(names, held, strict=True)) if several else {names[0]: held})
+    for given in _givens(returned, names, flags, cut):
         out = bound.output_of(rest, given)  # None, perhaps because the argument takes something else
         if out is None or whole is None or out.shape != whole[:, cut:].shape:
             continue
@@ -355,6 +389,13 @@ def _continued(bound: Bound, names: list[str], flags: dict[str, Any], cut: int) 
                 "cache-differs", f"after a cache of {cut} tokens, the next one differs by up to {gap:.3g}", line
             )
     return None
+
+
+def _givens(returned: Any, names: list[str], flags: dict[str, Any], cut: int) -> Iterator[dict[str, Any]]:
+    """The arguments of the next call, with everything that a call has returned and that may be its cache."""
+    for held in cache_candidates(returned, cut):
+        several = isinstance(held, tuple | list) and len(held) == len(names) > 1
+        yield flags | (dict(zip(names, held, strict=True)) if several else {names[0]: held})
 
 
 def _hidden_from_last(bound: Bound, rest: Inputs, given: dict[str, Any]) -> Finding | None:

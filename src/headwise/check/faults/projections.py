@@ -61,7 +61,7 @@ def norms_and_positions(bound: Bound, reading: AttentionReading) -> Found:
         if part.norm:
             yield Note("variant", "the input is normalized first")
         if part.then == "norm":
-            yield Note("variant", "queries and keys are normalized")
+            yield from _normalized(reading, name)
             if not part.normalized:
                 yield Note("doubt", f"the norm of the {name}")
         elif part.then == "nonlinear" and len({p.then for p in reading.projections.values()}) > 1:
@@ -71,6 +71,16 @@ def norms_and_positions(bound: Bound, reading: AttentionReading) -> Found:
             yield Note("doubt", f"what happens to the {name} between projection and product")
         if part.position == "added":
             yield Note("variant", "positions are added inside")
+
+
+def _normalized(reading: AttentionReading, name: str) -> Found:
+    """A norm of queries and keys is a variant; one of them alone, or of the values, is for another purpose."""
+    alike = {n for n, part in reading.projections.items() if part.then == "norm"}
+    if name != "value" and {"query", "key"} <= alike:
+        yield Note("variant", "queries and keys are normalized")
+    else:
+        yield Note("variant", f"the {name} is normalized")
+        yield Note("untried", f"why the {name} is normalized" + (" and the other is not" if name != "value" else ""))
 
 
 @of_stages

@@ -20,6 +20,9 @@ from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, Scores, pattern, read
 from headwise.check.trace import VIEWS, Core, Node
 
+CAUSAL_TEXT = re.compile(
+    r"(a |an |the )?(\w+[- ]){0,2}?causal\b(?![^.]*\b(if|optional\w*|unless|when)\b)", re.IGNORECASE
+)
 OTHER_AXES = ("scale-length", "scale-batch")  # the right formula for the size of another axis
 
 
@@ -81,9 +84,33 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         if _grows_with_distance(scores.bias, scores.visible[0]):
             words = "the bias grows with the distance, so that far tokens get more weight"
             yield Finding("bias-sign", words, core.bias_line())
+        elif (table := _table_of_heads(bound, scores.bias)) is not None:
+            words = f"{table} has numbers for every head, and the bias is the same in all of them"
+            yield Finding("bias-heads", words, core.bias_line())
         elif (viewed := _viewed_bias(scores, core)) is not None:
             words = "its table is (queries, keys, heads), and it is added as (heads, queries, keys) in the same order"
             yield Finding("bias-view", words, viewed.line)
+
+
+def _table_of_heads(bound: Bound, bias: Tensor) -> str | None:
+    """The stored numbers, with an axis of the heads, that make a bias which does not differ between heads."""
+    H = len(bias)
+    if H == 1 or not same(bias, bias[:1].expand_as(bias), 1e-9):
+        return None
+    held = {n: b for m in modules(bound.thing) for n, b in m.named_buffers()} | tensors(bound.thing)
+    tables = [n for n, t in held.items() if H in t.shape and bound.sizes.E not in t.shape and t.is_floating_point()]
+    return next((n for n in tables if _has_effect(bound, held[n])), None)
+
+
+def _has_effect(bound: Bound, held: Tensor) -> bool:
+    """Whether other numbers in a stored tensor change the output."""
+    kept = held.detach().clone()
+    noise = torch.rand(held.shape, generator=torch.Generator().manual_seed(31), dtype=torch.float64)
+    with torch.no_grad():
+        held.add_(noise.to(held.dtype) + 0.1)
+        output = bound.output_of(bound.inputs)
+        held.copy_(kept)
+    return output is not None and not bound.gives(output)
 
 
 def _viewed_bias(scores: Scores, core: Core) -> Node | None:
@@ -271,7 +298,7 @@ def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
 
 def _other_pattern(bound: Bound, reading: AttentionReading, line: int | None) -> Found:
     """A pattern that is neither full nor causal: of some heads only, of the distance only, or unknown."""
-    visible = reading.visible
+    visible, made = reading.visible, reading.core.pattern_line(inverted=False)
     by_head = [pattern(visible[:, h : h + 1]) for h in range(visible.shape[1])]
     table = visible[0, 0]
     if len(set(by_head)) > 1 and {"full", "causal"} <= set(by_head):
@@ -279,6 +306,10 @@ def _other_pattern(bound: Bound, reading: AttentionReading, line: int | None) ->
         yield Finding("mask-some-heads", f"head {causal} is causal, head {full} sees every token", line)
     elif bool((visible == table).all()) and is_of_distance(table):
         yield Note("variant", "a fixed window of visible keys")
+        if bool(table.triu(1).any()) and says_causal(bound):
+            yield Finding("causal-ignored", "its text says so, and a token sees tokens after it", made or line)
+    elif bool((visible == table).all()) and is_of_distance(table | torch.eye(len(table), dtype=torch.bool)):
+        yield Finding("causal-off-by-one", "a token does not see itself", made or line)
     elif PARTIAL.search(getattr(bound.case.target, "__name__", "")):
         yield Note("variant", "a fixed pattern of visible keys")
     else:
@@ -310,8 +341,8 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
     elif discarded is None and idle is None and _stores_a_triangle(bound) and not _has_causal_switch(bound):
         words = "a triangular mask is stored and never used"
         yield Finding("causal-ignored", words, bound.case.idle_line() or core.softmax_line)
-    elif discarded is None and idle is None and _says_causal(bound):
-        words = "its name says so, and every token sees the tokens after it"
+    elif discarded is None and idle is None and says_causal(bound):
+        words = "its name or its text says so, and every token sees the tokens after it"
         flag = bound.case.line_with(r"is_causal\s*=\s*False")
         yield Finding("causal-ignored", words, flag or bound.case.idle_line() or core.softmax_line)
     if idle is not None and not bound.form.fixed_tensor and built_in and not _may_hide(bound):
@@ -322,9 +353,10 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("causal-ignored", words, made.line if made is not None and empty else line)
 
 
-def _says_causal(bound: Bound) -> bool:
-    """Whether the name of a class promises a causal mask that no argument can bring."""
+def says_causal(bound: Bound) -> bool:
+    """Whether the name of a class, or the first words of its text, promise a causal mask that no argument can bring."""
     named = re.search(r"causal", getattr(bound.case.target, "__name__", ""), re.IGNORECASE) is not None
+    named = named or CAUSAL_TEXT.match(str(getattr(bound.case.target, "__doc__", "") or "").strip()) is not None
     config = [] if bound.built.config is None else bound.built.config.asked
     switched = _has_causal_switch(bound) or any("causal" in plain(name) for name in config)
     return named and not bound.form.masks and not switched

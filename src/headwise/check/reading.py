@@ -531,7 +531,9 @@ def _is_linear_term(rest: Tensor, query: Tensor, key: Tensor) -> bool:
 
 
 def multiple(a: Tensor, b: Tensor, rounding: float = 0.0) -> float | None:
-    """The factor for which a = factor · b; None where there is none."""
+    """The factor for which a = factor · b; None where there is none, or for complex numbers."""
+    if a.is_complex() or b.is_complex():
+        return None
     factor = float((a * b).sum() / (b * b).sum().clamp_min(1e-300))
     return factor if float((a - factor * b).norm()) <= 1e-6 * float(a.norm()) + rounding else None
 

@@ -218,6 +218,8 @@ class Trace(TorchDispatchMode):
 
     def _softmax_by_hand(self) -> Iterator[Node]:
         for node in self.nodes:
+            if node.op == "exp" and node.value.dim() >= 2 and node.value.shape[-1] > 1 and _sums_to_one(node.value):
+                yield node  # of scores minus the logarithm of their sum
             if node.op in ("div", "mul", "div_") and node.value.dim() >= 2 and node.value.dtype.is_floating_point:
                 near = [self.nodes[p] for p in node.parents]
                 near += [self.nodes[p] for n in near for p in n.parents]
@@ -508,7 +510,16 @@ def _orders(parts: list[Tensor], B: int) -> list[BatchOrder]:
 
 
 def _operands(nodes: list[Node]) -> tuple[list[Tensor], list[Tensor]]:
-    return [_batched(n.operands[-2]) for n in nodes], [_batched(n.operands[-1]) for n in nodes]
+    pairs = [_real(_batched(n.operands[-2]), _batched(n.operands[-1])) for n in nodes]
+    return [left for left, _ in pairs], [right for _, right in pairs]
+
+
+def _real(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Complex factors (N, R, D) and (N, D, C) as real ones, whose product is the real part of theirs."""
+    if not left.is_complex() or not right.is_complex():
+        return left, right
+    both = torch.stack((right.real, -right.imag), 2).flatten(1, 2)
+    return torch.view_as_real(left.resolve_conj()).flatten(-2), both
 
 
 def _batched(t: Tensor) -> Tensor:

@@ -328,7 +328,7 @@ def _is_cheap(statement: ast.Assign | ast.AnnAssign | ast.AugAssign) -> bool:
 
 NAME = re.compile(r"attn|attention|mha|mhsa|msa|multihead|selfatt|crossatt|multi_head", re.IGNORECASE)
 WEIGHTS = re.compile(r"Linear|Parameter|einsum|Conv1d|randn|MultiheadAttention")
-PRODUCT = re.compile(r"@|matmul|einsum|bmm|scaled_dot_product_attention|MultiheadAttention")
+PRODUCT = re.compile(r"[\w\])][ \t]*@|matmul|einsum|bmm|scaled_dot_product_attention|MultiheadAttention")
 ATTENDS = re.compile(r"softmax|scaled_dot_product_attention|MultiheadAttention")
 FOREIGN = re.compile(r"\b(np|numpy|jnp|jax|tf|keras|mx|mlx|flax|haiku|hk|paddle|tinygrad|cupy|cp)\.")
 NATIVE = re.compile(r"\btorch\b|\bnn\.|\bF\.|\bTensor\b")
@@ -401,7 +401,8 @@ def _class_score(name: str, cls: type, text: str, body: str) -> int:
     score += 15 if re.search(r"softmax|scaled_dot_product_attention|MultiheadAttention", body) else 0
     score += 20 if heads or re.search(r"n_?u?m?_?heads?\b", text) else 0
     score += 10 if WEIGHTS.search(body) else -25
-    attends = re.search(r"softmax|scaled_dot_product|ttention|\bHead\b|heads", body) is not None
+    attends = re.search(r"softmax|scaled_dot_product|ttention|\bHead\b|heads", body + name) is not None
+    attends = attends or NAME.search(name) is not None
     return score if attends and score >= 30 else 0
 
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound, module_sizes
 from headwise.check.calls import PLAIN, Inputs, call_parameters, leaves, make_inputs
-from headwise.check.code.intent import states_batch_first, states_batch_second
+from headwise.check.code.intent import states_batch_first, states_batch_second, states_output_first
 from headwise.check.code.loader import globals_read
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.questions import influence as influence_of
@@ -215,6 +215,11 @@ def _judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Note("untried", "what is returned besides the output")
     if reading is None or not tables:
         yield Note("absent", "none are returned")
+        return
+    said = states_output_first(bound.case) if tables[0][0] == 0 else None
+    if said is not None and isinstance(bound.returned, tuple | list):
+        words = f"the weights come first, where line {said} says that the output does"
+        yield Finding("weights-returned", words, bound.case.return_line(several=True))
         return
     for index, table in tables:
         if not are_used(table, reading) and _are_scores(table, bound, reading):

@@ -281,7 +281,7 @@ class MaskTrial:
             fits = before is not None and after is not None and before.shape == after.shape
             tried.meaning = "other" if fits else "misfit"
             return tried
-        tried.seen = core.weights.nan_to_num() > 1e-30
+        tried.seen = _finite(core.weights) > 1e-30
         tried.meaning = self._meaning(core, meant, tried.mask)
         tried.raised = tried.meaning in ("keep", "drop") and _are_even(core.weights)
         moved = tried.meaning in ("wrong sample", "transposed", "queries")
@@ -333,9 +333,9 @@ class MaskTrial:
         return expected.shape == output.shape and same(expected[rows], output[rows], 1e-6)
 
     def _meaning(self, core: Core, meant: Tensor, mask: Tensor) -> str:
-        scores, weights = self.reading.scores, core.weights.nan_to_num()
+        scores, weights = self.reading.scores, _finite(core.weights)
         assert scores is not None  # noqa: S101 - masks are measured only where scores were read
-        if same(weights, self.reading.core.weights.nan_to_num()):
+        if same(weights, _finite(self.reading.core.weights)):
             return "none"
         base, seen = self._usual()[0], weights > 1e-30
         kept, hidden = agree(seen, meant & base), agree(seen, ~meant & base)
@@ -375,6 +375,11 @@ class MaskTrial:
                 if abs(factor) > 1e-9 and same(change, factor * wide, 1e-6):
                     return factor
         return None
+
+
+def _finite(weights: Tensor) -> Tensor:
+    """Weights with zero in place of what is no number: minus infinity after the softmax hides a key as well."""
+    return weights.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _are_even(weights: Tensor) -> bool:

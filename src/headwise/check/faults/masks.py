@@ -13,7 +13,7 @@ from headwise.check.arguments import parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import FunctionWithWeights, Inputs, make_inputs, signature
 from headwise.check.code.example import example_shape
-from headwise.check.code.intent import stated_meaning, stated_shape
+from headwise.check.code.intent import stated_meaning, stated_shapes
 from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.mask_meaning import (
     LENGTHS,
@@ -112,13 +112,14 @@ def line_of_meaning(argument: MaskArgument, bound: Bound, reading: AttentionRead
 
 def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
     """A mask of the shape that a comment states, or of the axes or type that the code asks for, must work."""
-    stated = stated_shape(bound.case, argument.name) or example_shape(bound.case, argument.name)
-    tried = [] if stated is None else [t for t in argument.tried if t.shape == stated.meaning]
-    if stated is not None and tried and all(t.error is not None for t in tried):
-        words = f"argument {argument.name}, shape {stated.meaning}, as {stated.place} says"
-        words += f": {type(tried[0].error).__name__}: {tried[0].error}"
-        line = _widened_before(bound, argument, tried[0]) or tried[0].line
-        return [Finding("mask-crashes", words.splitlines()[0][:200], line)]
+    example = example_shape(bound.case, argument.name)
+    for stated in [*stated_shapes(bound.case, argument.name), *([example] if example is not None else [])]:
+        tried = [t for t in argument.tried if t.shape == stated.meaning]
+        if tried and all(t.error is not None for t in tried):
+            words = f"argument {argument.name}, shape {stated.meaning}, as {stated.place} says"
+            words += f": {type(tried[0].error).__name__}: {tried[0].error}"
+            line = _widened_before(bound, argument, tried[0]) or tried[0].line
+            return [Finding("mask-crashes", words.splitlines()[0][:200], line)]
     if (table := _lost_queries(argument)) is not None:
         words = f"argument {argument.name}: shape (B,1,S) works, shape (B,T,S) raises {type(table.error).__name__}"
         line = _moving_line(bound, argument)
@@ -473,11 +474,27 @@ def required_mask(bound: Bound, reading: AttentionReading | None) -> Found:
     if names and _returns_nothing(bound, names):
         yield Finding("no-return", f"without {names[0]}, it returns None", bound.case.return_line())
         return
+    alone = _without(bound, names) if names else None
+    if alone is not None:
+        seen, words = read(alone), f"without {names[0]}"
+        found = [f for f in stage_findings(alone, seen) if f.severity == "wrong"]
+        yield from (replace(f, detail=f"{f.detail} ({words})") for f in found)
+        if not found and seen is None:
+            yield Note("untried", f"the call {words}")
+        return
     failed = next((f for f in bound.failures if f.line is not None and f.called is not None), None)
     if names and failed is not None:
         words = f"{names[0]}=None, its default, raises {type(failed.error).__name__}: {failed.error}"
         line = bound.case.enclosing_condition(failed.line) or failed.line
         yield Finding("option-crashes", words, line)
+
+
+def _without(bound: Bound, names: list[str]) -> Bound | None:
+    """The call without these masks; None where it raises."""
+    form = replace(bound.form, fixed={k: v for k, v in bound.form.fixed.items() if k not in names})
+    with contextlib.suppress(Exception):  # it raises, which is another thing
+        return bound.called(form=form)
+    return None
 
 
 def _returns_nothing(bound: Bound, names: list[str]) -> bool:

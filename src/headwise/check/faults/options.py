@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from headwise.check.arguments import constructor_role
 from headwise.check.binding import Bound
 from headwise.check.calls import FunctionWithWeights, Inputs, leaves, make_inputs, signature
+from headwise.check.code.intent import states_pieces
 from headwise.check.faults.behavior import ASKS, judged_weights, usable_masks
 from headwise.check.faults.chunks import is_chunk_size
 from headwise.check.faults.mask_meaning import MaskTrial, is_boolean, measured
@@ -159,6 +160,11 @@ def _switched(bound: Bound, reading: AttentionReading | None, p: inspect.Paramet
         yield from returned_with(other, p.name, not p.default, usable_masks(bound, reading))
         yield from _asked_for_weights(bound, other, p)
         yield from _beside_masks(bound, reading, p)
+    elif ASKS.search(plain(p.name)) and bound.output is not None and bound.repeats():
+        gap = float((other.output - bound.output).abs().nan_to_num().max())
+        words = f"{p.name}={not p.default} changes the output by up to {gap:.3g}"
+        new = {n.line for n in other.trace.nodes} ^ {n.line for n in bound.trace.nodes}
+        yield Finding("paths-differ", words, bound.case.condition_around(max(filter(None, new), default=None), p.name))
     else:
         yield Note("untried", f"what {p.name}={not p.default} does to the result")
 
@@ -334,7 +340,7 @@ def _kept_inside(bound: Bound, flags: dict[str, Any]) -> Found:
     if out is None or whole is None or alone is None or same(out, alone):
         yield Note("untried", f"what {next(iter(flags))} keeps")
     elif same(out, whole[:, cut:]):
-        wrong = _mask_beside_cache(bound, flags)
+        wrong = [*_mask_beside_cache(bound, flags), *_in_pieces(bound, flags)]
         yield from wrong
         if not wrong:
             yield Note("good", f"{next(iter(flags))}: same result token by token")
@@ -350,6 +356,26 @@ def _kept_inside(bound: Bound, flags: dict[str, Any]) -> Found:
         yield Finding(
             "cache-differs", f"after {cut} tokens in the cache, the next one differs by up to {gap:.3g}", line
         )
+
+
+def _in_pieces(bound: Bound, flags: dict[str, Any]) -> Found:
+    """Several tokens after a cache that the object keeps: what they get among all tokens, or it is not promised."""
+    cut, thing, words = 2, _fresh(bound), f"with {next(iter(flags))}, 3 tokens after 2"
+    first, rest = (Inputs(*(x[:, part] for x in bound.inputs)) for part in (slice(0, cut), slice(cut, None)))
+    bound.output_of(first, flags, thing)
+    try:
+        other = bound.called(flags, thing=thing, inputs=rest)
+    except Exception as error:
+        yield Note("untried", f"{words} raise {type(error).__name__}")
+        return
+    if bound.output is None or other.output is None or same(other.output, bound.output[:, cut:]):
+        return
+    if states_pieces(bound.case) is None:
+        yield Note("untried", f"{words}, which get another result")
+        return
+    seen = read(other)
+    line = None if seen is None else triangle_line(bound.case, seen) or seen.core.mask_line()
+    yield Finding("causal-cache", f"{words} get another result than among all of them", line)
 
 
 def _is_right_when_new(bound: Bound, flags: dict[str, Any], parts: list[Inputs]) -> bool:

@@ -12,8 +12,10 @@ from torch import Tensor
 from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound
 from headwise.check.calls import modules, tensors
+from headwise.check.code.intent import states_norm
 from headwise.check.faults.questions import (
     WEIGHTLESS,
+    has_effect,
     has_number,
     idle_role,
     listed,
@@ -61,7 +63,7 @@ def norms_and_positions(bound: Bound, reading: AttentionReading) -> Found:
         if part.norm:
             yield Note("variant", "the input is normalized first")
         if part.then == "norm":
-            yield from _normalized(reading, name)
+            yield from _normalized(bound, reading, name)
             if not part.normalized:
                 yield Note("doubt", f"the norm of the {name}")
         elif part.then == "nonlinear" and len({p.then for p in reading.projections.values()}) > 1:
@@ -73,13 +75,14 @@ def norms_and_positions(bound: Bound, reading: AttentionReading) -> Found:
             yield Note("variant", "positions are added inside")
 
 
-def _normalized(reading: AttentionReading, name: str) -> Found:
+def _normalized(bound: Bound, reading: AttentionReading, name: str) -> Found:
     """A norm of queries and keys is a variant; one of them alone, or of the values, is for another purpose."""
     alike = {n for n, part in reading.projections.items() if part.then == "norm"}
     if name != "value" and {"query", "key"} <= alike:
         yield Note("variant", "queries and keys are normalized")
     else:
         yield Note("variant", f"the {name} is normalized")
+    if not (name != "value" and {"query", "key"} <= alike) and not states_norm(bound.case, name):
         yield Note("untried", f"why the {name} is normalized" + (" and the other is not" if name != "value" else ""))
 
 
@@ -330,6 +333,8 @@ def shared_projections(bound: Bound, reading: AttentionReading) -> Found:
     query, key, value = parts["query"], parts["key"], parts["value"]
     if copied and not tensors(bound.thing):
         yield Note("variant", WEIGHTLESS)
+    elif copied and _matter(bound, copied):
+        yield Note("doubt", f"how weights for the {copied[0]} act, which is the input itself")
     elif copied:
         given = [argument for argument, role in bound.form.roles.items() if role in (copied[0], "self", "memory")]
         line = bound.case.alias_line(given) or reading.core.first_line(copied[0]) or reading.core.split_line()
@@ -347,6 +352,12 @@ def shared_projections(bound: Bound, reading: AttentionReading) -> Found:
             yield Note("variant", "queries and keys share a projection")
     elif _share_weights(key, value):
         yield Finding("one-projection", "key and value use the same weights", _line_of_sharing(bound, reading, "value"))
+
+
+def _matter(bound: Bound, names: list[str]) -> bool:
+    """Whether there are weights named for each of these, which change the output somewhere else."""
+    held = {n: t for n, t in tensors(bound.thing).items() if t.dim() > 1}
+    return all(any(role_in(n) == name and has_effect(bound, t) for n, t in held.items()) for name in names)
 
 
 def _line_of_sharing(bound: Bound, reading: AttentionReading, name: str) -> int | None:

@@ -57,6 +57,17 @@ def has_number(bound: Bound) -> bool:
     return any(t.numel() == 1 and t.requires_grad for t in tensors(bound.thing).values())
 
 
+def has_effect(bound: Bound, held: Tensor) -> bool:
+    """Whether other numbers in a stored tensor change the output."""
+    kept = held.detach().clone()
+    noise = torch.rand(held.shape, generator=torch.Generator().manual_seed(31), dtype=torch.float64)
+    with torch.no_grad():
+        held.add_(noise.to(held.dtype) + 0.1)
+        output = bound.output_of(bound.inputs)
+        held.copy_(kept)
+    return output is not None and not bound.gives(output)
+
+
 def influence(bound: Bound) -> Tensor | None:
     """(T, T), True where a change of input token j changes output token i; None where that cannot be measured."""
     T, before = bound.inputs.query.shape[1], bound.output

@@ -14,7 +14,7 @@ from headwise.check.binding import Bound
 from headwise.check.calls import modules, signature, tensors
 from headwise.check.code.choices import compared
 from headwise.check.code.intent import states_strict
-from headwise.check.faults.questions import PARTIAL, asked_heads, near, of_stages, triangle_line
+from headwise.check.faults.questions import PARTIAL, asked_heads, has_effect, near, of_stages, triangle_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, Scores, pattern, read
@@ -84,12 +84,37 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         if _grows_with_distance(scores.bias, scores.visible[0]):
             words = "the bias grows with the distance, so that far tokens get more weight"
             yield Finding("bias-sign", words, core.bias_line())
+        elif (slopes := _other_slopes(bound, scores)) is not None:
+            numbers = ", ".join(f"{slope:.4g}" for slope in slopes.tolist()[:4])
+            words = f"the slopes are {numbers}, …; those of ALiBi are {_numbers(_alibi_slopes(len(slopes)))}"
+            yield Finding("bias-slopes", words, bound.case.line_with(r"2(\.0)?\s*\*\*|pow\(|exp2") or core.bias_line())
         elif (table := _table_of_heads(bound, scores.bias)) is not None:
             words = f"{table} has numbers for every head, and the bias is the same in all of them"
             yield Finding("bias-heads", words, core.bias_line())
         elif (viewed := _viewed_bias(scores, core)) is not None:
             words = "its table is (queries, keys, heads), and it is added as (heads, queries, keys) in the same order"
             yield Finding("bias-view", words, viewed.line)
+
+
+def _alibi_slopes(H: int) -> Tensor:
+    """The slopes of the paper, for a number of heads that is a power of two."""
+    return 2.0 ** (-8.0 * torch.arange(1, H + 1, dtype=torch.float64) / H)
+
+
+def _numbers(slopes: Tensor) -> str:
+    return ", ".join(f"{slope:.4g}" for slope in slopes.tolist()[:4])
+
+
+def _other_slopes(bound: Bound, scores: Scores) -> Tensor | None:
+    """The slopes of a fixed bias by distance, where the text speaks of ALiBi and they are not those of the paper."""
+    bias = scores.bias
+    if bias is None or not re.search("alibi", bound.case.source, re.IGNORECASE) or len(bias) & (len(bias) - 1):
+        return None
+    slopes = _slopes(bias, scores.visible[0])
+    if slopes is None or len(bias) == 1 or any(t.numel() == len(bias) for t in tensors(bound.thing).values()):
+        return None
+    found, usual = (-slopes).sort().values, _alibi_slopes(len(bias)).sort().values
+    return None if torch.allclose(found.double(), usual, rtol=1e-3) else -slopes
 
 
 def _table_of_heads(bound: Bound, bias: Tensor) -> str | None:
@@ -99,18 +124,7 @@ def _table_of_heads(bound: Bound, bias: Tensor) -> str | None:
         return None
     held = {n: b for m in modules(bound.thing) for n, b in m.named_buffers()} | tensors(bound.thing)
     tables = [n for n, t in held.items() if H in t.shape and bound.sizes.E not in t.shape and t.is_floating_point()]
-    return next((n for n in tables if _has_effect(bound, held[n])), None)
-
-
-def _has_effect(bound: Bound, held: Tensor) -> bool:
-    """Whether other numbers in a stored tensor change the output."""
-    kept = held.detach().clone()
-    noise = torch.rand(held.shape, generator=torch.Generator().manual_seed(31), dtype=torch.float64)
-    with torch.no_grad():
-        held.add_(noise.to(held.dtype) + 0.1)
-        output = bound.output_of(bound.inputs)
-        held.copy_(kept)
-    return output is not None and not bound.gives(output)
+    return next((n for n in tables if has_effect(bound, held[n])), None)
 
 
 def _viewed_bias(scores: Scores, core: Core) -> Node | None:
@@ -136,11 +150,17 @@ def _row_centered(bias: Tensor, visible: Tensor) -> Tensor:
 
 def _grows_with_distance(bias: Tensor, visible: Tensor) -> bool:
     """Whether a bias (H, T, S) is a positive multiple of the distance in every head, where a key is visible."""
+    slopes = _slopes(bias, visible)
+    return slopes is not None and bool((slopes > 1e-9).all())
+
+
+def _slopes(bias: Tensor, visible: Tensor) -> Tensor | None:
+    """The numbers that a bias (H, T, S) multiplies the distance with, one for every head; None where it does not."""
     H, T, S = bias.shape
     away = (torch.arange(T)[:, None] - torch.arange(S)).abs().to(bias.dtype).expand(H, T, S)
     away = _row_centered(away, visible)
-    slope = (away * bias).sum((1, 2)) / (away * away).sum((1, 2)).clamp_min(1e-300)
-    return bool((slope > 1e-9).all()) and same(bias * visible, slope[:, None, None] * away, 1e-6)
+    slopes = (away * bias).sum((1, 2)) / (away * away).sum((1, 2)).clamp_min(1e-300)
+    return slopes if same(bias * visible, slopes[:, None, None] * away, 1e-6) else None
 
 
 @of_stages

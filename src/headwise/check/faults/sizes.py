@@ -199,6 +199,7 @@ def other_sizes(bound: Bound, reading: AttentionReading | None) -> Found:
     if reading is None or bound.repaired.names:
         return
     tried = [f"{bound.sizes.E} wide with {bound.sizes.H} heads"]
+    as_wide = _tables_as_wide(bound)
     for sizes in OTHER_SIZES:
         sizes = fitting(bound, sizes)
         try:
@@ -210,10 +211,20 @@ def other_sizes(bound: Bound, reading: AttentionReading | None) -> Found:
             yield Note("untried", "its sizes cannot be chosen")
             return
         yield from _judged_size(other, sizes, reading)
+        as_wide &= _tables_as_wide(other)
         tried.append(f"{sizes.E} wide with {sizes.H}")
     yield Note("good", ", ".join(tried))
+    for name in sorted(as_wide):
+        words = f"{name} has {bound.sizes.E} rows and columns, the width of the model: longer inputs do not fit"
+        yield Finding("widths-confused", words, bound.case.line_with(rf"[\"']{name}[\"']|self\.{name}\b"))
     if reading.output is not None and reading.output.fit.weight.shape[0] == bound.sizes.out:
         yield from _widths(bound)
+
+
+def _tables_as_wide(bound: Bound) -> set[str]:
+    """Stored tables of positions × positions with as many rows as the model is wide."""
+    held = bound.thing.named_buffers() if isinstance(bound.thing, nn.Module) else ()
+    return {name for name, table in held if tuple(table.shape[-2:]) == (bound.sizes.E, bound.sizes.E)}
 
 
 def fitting(bound: Bound, sizes: CallSizes) -> CallSizes:

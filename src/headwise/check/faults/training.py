@@ -143,7 +143,7 @@ def _line_of_missing_dropout(bound: Bound, reading: AttentionReading | None, nam
     if line is not None or reading is None:
         return line or bound.case.line_with(rf"\b{name}\b")
     late = re.search(r"resid|proj|out|hidden", plain(name).replace("dropout", "")) is not None
-    return reading.core.output_line() if late else reading.core.nodes.products[0].line
+    return reading.core.output_line() if late else reading.core.softmax_line
 
 
 def _has_no_effect(bound: Bound, name: str) -> bool:

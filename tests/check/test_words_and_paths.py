@@ -103,3 +103,63 @@ class Reader(nn.Module):
         return self.head(self.rnn(x)[0]).softmax(-1)
 """
     assert judged(tmp_path, text).verdict == "unknown"
+
+
+CACHED = """import math
+import torch
+from torch import nn
+
+
+class KVCache:
+    def __init__(self):
+        self.k = self.v = None
+
+    def update(self, k, v):
+        self.k = k if self.k is None else torch.cat([self.k, k], 2)
+        self.v = v if self.v is None else torch.cat([self.v, v], 2)
+        return self.k, self.v
+
+
+class CausalAttention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads, self.width = heads, dim // heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x, cache=None):
+        b, t, c = x.shape
+        q, k, v = self.qkv(x).view(b, t, 3, self.heads, self.width).permute(2, 0, 3, 1, 4)
+        if cache is not None:
+            k, v = cache.update(k, v)
+        s = k.size(2)
+        visible = torch.ones(t, s, dtype=torch.bool, device=x.device).tril(s - t)
+        scores = (q @ k.mT / math.sqrt(self.width)).masked_fill(~visible, float("-inf"))
+        return self.proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, c))
+"""
+
+
+def test_cache_that_is_an_object_of_the_file_is_judged(tmp_path):
+    assert judged(tmp_path, CACHED).verdict == "variant"
+    report = judged(tmp_path, changed(CACHED, (".tril(s - t)", ".tril()")))
+    assert (report.verdict, report.cause) == ("wrong", "cache-differs"), report
+    assert report.wrong[0].text.startswith("visible =")
+
+
+def test_weights_that_are_summed_over_the_queries_are_transposed(tmp_path):
+    text = changed(RIGHT, ("torch.matmul(weights, v)", "torch.einsum('bhij,bhid->bhjd', weights, v)"))
+    report = judged(tmp_path, text)
+    assert (report.verdict, report.cause) == ("wrong", "weights-transposed"), report
+    assert "einsum" in report.wrong[0].text
+
+
+def test_mask_that_only_the_first_call_can_set_is_remembered(tmp_path):
+    kept = """            if self.kept is None or self.kept.shape[-1] != key.size(1):
+                self.kept = mask == 0
+            scores = scores.masked_fill(self.kept, float("-inf"))
+"""
+    none = "torch.zeros(1, 1, 1, key.size(1)).bool()"
+    text = changed(RIGHT, (f"        if mask is not None:\n{MASKED}", kept.replace("            ", "        ")),
+                   ("self.kept = mask == 0", f"self.kept = {none} if mask is None else mask == 0"),
+                   ("        self.dropout = nn", "        self.kept = None\n        self.dropout = nn"))  # fmt: skip
+    report = judged(tmp_path, text)
+    assert (report.verdict, report.cause) == ("wrong", "remembers-calls"), report

@@ -230,6 +230,12 @@ class Bound(Instance):
         free = not tensors(self.thing)  # without weights, it takes any width
         return self.built if made is None and (reads or free) else made
 
+    def form_alone(self) -> CallForm | None:
+        """The form without keys and memories that may be left out; None where there are none, or nothing is left."""
+        optional = {p.name for p in signature(self.thing) if p.name in self.form.roles and p.default is None}
+        alone = {n: r for n, r in self.form.roles.items() if n not in optional}
+        return replace(self.form, roles=dict.fromkeys(alone, "self")) if optional and alone else None
+
     def form_at(self, thing: Any, sizes: CallSizes) -> CallForm:
         """The same form with fixed tensors for other sizes."""
         if not self.form.fixed:

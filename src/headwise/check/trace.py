@@ -711,7 +711,8 @@ class Core:
         theirs = {n.line for n in self.behind(other, PRODUCTS)}
         shared = [n for n in self.behind(name, PRODUCTS) if n.op in ARITHMETIC and n.line in theirs]
         lines = (self._own_line(name, n) for n in shared)
-        return next((line for line in lines if line is not None), None) or self.last_step(name)
+        helped = next((n.outermost for n in shared if n.outer is not None), None)  # in a loop over all three
+        return next((line for line in lines if line is not None), None) or helped or self.last_step(name)
 
     def bias_line(self) -> int | None:
         """The line that adds something to the scores."""
@@ -823,6 +824,9 @@ class Core:
             hidden = _square(masking.operands[side] != 0)
             behind = [n for n in self.trace.ancestors(masking.operand_nodes[side : side + 1]) if n.line is not None]
             alike = [n for n in behind if hidden is not None and _holds(n.value, hidden)]
+            written = [n.line for n in behind if n.op in ("fill_", "copy_") and n.line != masking.line]
+            if written and all(n.line == masking.line for n in alike):
+                return written[0]  # entry by entry
             if hidden is not None and nan and not bool(hidden.all(-1).any()):
                 return masking.line  # every row has a key left: it is the number that is written
             if hidden is not None:

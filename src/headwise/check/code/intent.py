@@ -53,9 +53,9 @@ def stated_meaning(case: Case, name: str) -> Stated | None:
     return found[0] if len({stated.meaning for stated in found}) == 1 else None
 
 
-def _about(text: str, name: str) -> Iterator[str]:
+def _about(text: str, name: str, others: str = r"\b\w*mask\w*\b|\b\w+_lens?\b") -> Iterator[str]:
     """The part of a line that speaks of this mask: from its name, or from the word mask, to the name of another one."""
-    names = list(re.finditer(r"\b\w*mask\w*\b|\b\w+_lens?\b", text, re.IGNORECASE))
+    names = list(re.finditer(others, text, re.IGNORECASE))
     for i, match in enumerate(names):
         any_mask = all(m[0].lower() in ("mask", "masks", name) for m in names)
         if match[0] == name or (match[0].lower() in ("mask", "masks") and any_mask):
@@ -66,12 +66,12 @@ def stated_shapes(case: Case, name: str) -> list[Stated]:
     """Every shape that the file states for this mask, such as (B,S) or (B,T,S); of an arrow, what comes before it."""
     found = []
     for line, text in _statements(case):
-        said = re.search(rf"\b{name}\b(.{{0,120}})", "" if _computes(text, name) else text, re.IGNORECASE)
-        before = re.split(r"->|→|=>|变为|\bbecomes\b", said[1])[0] if said is not None else ""
-        near = re.match(r".{0,40}?[(\[]", before) is not None
-        groups = re.findall(r"[(\[]([\w\s,·*]+)[)\]]", before) if near else []
-        shapes = [shape for group in groups if (shape := _shape(group.split(",")))]
-        found += [Stated(shape, line) for shape in dict.fromkeys(shapes)]
+        for part in _about("" if _computes(text, name) else text, name, r"\b\w*mask\w*\b"):
+            before = re.split(r"->|→|=>|变为|\bbecomes\b", part[:120])[0]
+            near = re.match(r"\w+.{0,40}?[(\[]", before) is not None
+            groups = re.findall(r"[(\[]([\w\s,·*]+)[)\]]", before) if near else []
+            shapes = [shape for group in groups if (shape := _shape(group.split(",")))]
+            found += [Stated(shape, line) for shape in dict.fromkeys(shapes)]
     return found
 
 

@@ -21,6 +21,7 @@ from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import VIEWS
 from headwise.check.vocabulary import plain
 
+REDUCES = ("mean", "sum", "amax", "var", "std", "max", "prod", "logsumexp", "linalg_vector_norm", "norm")
 ASKS = re.compile(r"(return|need|output|with|average)\w*(weight|att|map)")  # an argument that asks for weights
 
 
@@ -121,7 +122,7 @@ def _mixing_line(bound: Bound) -> int | None:
             if first == (B,) and node.value.shape[0] % B and node.value.shape[0] != 1:
                 return node.line
         before = nodes[node.parents[0]].value if node.parents else None
-        reduces = node.op in ("mean", "sum", "amax", "var", "std", "max", "prod", "logsumexp")
+        reduces = node.op in REDUCES
         if reduces and before is not None and before.dim() and before.shape[0] == B != (*node.value.shape, 0)[0]:
             return node.line
     return None
@@ -155,6 +156,17 @@ def _reinterpreting_line(bound: Bound, reading: AttentionReading) -> int | None:
     for node in (n for n in nodes if n.op in VIEWS and n.parents and n.line is not None):
         before = nodes[node.parents[0]].value.shape
         if before[:3] == (B, T, H) and node.value.shape[:3] == (B, H, T):
+            return node.line
+    return _line_over_tokens(bound, reading)
+
+
+def _line_over_tokens(bound: Bound, reading: AttentionReading) -> int | None:
+    """The first line before the softmax that takes a norm, mean or the like over the tokens of a head."""
+    B, H, T, _ = reading.core.weights.shape
+    nodes = bound.trace.nodes
+    for node in nodes[: reading.core.nodes.softmax[0].index]:
+        before = nodes[node.parents[0]].value.shape if node.parents else ()
+        if node.op in REDUCES and before[:3] == (B, H, T) and node.value.shape[2:3] != (T,) and node.line is not None:
             return node.line
     return None
 

@@ -254,12 +254,30 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
         yield Finding("mask-nan", words, filled or tried.line or reading.core.softmax_line)
     elif meanings == {"none"} and "mask" in plain(argument.name) and "head" not in plain(argument.name):
         words = f"argument {argument.name}: no mask that it accepts changes any weight"
+        if _acts_in_a_new_object(argument, bound):
+            words = f"after a call without {argument.name}, it has no effect; in a new object it has"
+            yield Finding("remembers-calls", words, bound.case.line_of_state())
+            return
         admitted = _is_admitted(bound, reading, argument.name)
         line = _unused_line(bound, argument)
         yield Finding("mask-ignored", words, line, severity="fragile" if admitted else "")
     else:
         mixed = _mixes_samples(argument, bound)
         yield from [mixed] if mixed is not None else _same_for_all(argument, reading)
+
+
+def _acts_in_a_new_object(argument: MaskArgument, bound: Bound) -> bool:
+    """Whether a mask changes the first result of an object that was never called."""
+    if not isinstance(bound.case.target, type):
+        return False
+    for tried in (t for t in argument.tried if t.error is None and t.shape in ("(B,S)", "(B,1,T,S)", "(B,T,S)")):
+        with contextlib.suppress(Exception):  # it cannot be made again
+            thing = bound.rebuilt()
+            thing.load_state_dict(bound.thing.state_dict(), strict=False)
+            out = bound.output_of(bound.inputs, {argument.name: tried.mask.clone()}, thing)
+            if out is not None and bound.output is not None and not same(out.nan_to_num(), bound.output.nan_to_num()):
+                return True
+    return False
 
 
 def _mixes_samples(argument: MaskArgument, bound: Bound) -> Finding | None:
@@ -346,13 +364,14 @@ def _same_for_all(argument: MaskArgument, reading: AttentionReading) -> Iterator
 def combined_masks(bound: Bound, reading: AttentionReading | None) -> Found:
     """Two mask arguments together must hide what either hides."""
     usable = [a for a in measured(bound, reading) if a.meaning in ("keep", "drop")]
-    if reading is None or not usable:
+    if reading is None or not measured(bound, reading):
         return
-    yield from _with_causal(bound, reading, usable[0])
+    yield from _with_causal(bound, reading, usable[0]) if usable else ()
+    usable += [a for a in measured(bound, reading) if a.meaning == "additive"]
     if len(usable) < 2:
         return
     tried = [argument.first(argument.meaning) for argument in usable[:2]]
-    masks = {a.name: t.mask.clone() for a, t in zip(usable, tried, strict=False) if t is not None}
+    masks = {a.name: _hiding(t) for a, t in zip(usable, tried, strict=False) if t is not None}
     words = f"{' and '.join(masks)} together"
     try:
         other = bound.called(masks)
@@ -364,12 +383,20 @@ def combined_masks(bound: Bound, reading: AttentionReading | None) -> Found:
     both = reading.visible
     for argument, one in zip(usable, tried, strict=False):
         if one is not None and one.meant is not None:
-            both = both & (one.meant if argument.meaning == "keep" else ~one.meant)
+            both = both & (~one.meant if argument.meaning == "drop" else one.meant)
     if core is not None and not agree(core.weights.nan_to_num() > 1e-30, both):
         lost = set().union(*(_executed(bound, argument) for argument in usable[:2])) - _lines(other)
         line = bound.case.enclosing_condition(min(lost)) if lost else None
         joined = (n.line for n in reversed(other.trace.nodes) if n.op.startswith(JOINS) and len(n.parents) > 1)
         yield Finding("masks-combined", words, line or next(joined, None) or core.mask_line())
+
+
+def _hiding(tried: TriedMask) -> torch.Tensor:
+    """A mask that hides what it means: one that is added holds large negative numbers."""
+    if tried.meaning != "additive" or tried.meant is None:
+        return tried.mask.clone()
+    made = {shape: mask for shape, mask, _ in shaped_masks(*tried.meant.shape)}
+    return torch.zeros(tried.mask.shape, dtype=torch.float64).masked_fill(~made[tried.shape], -1e9)
 
 
 def _with_causal(bound: Bound, reading: AttentionReading, argument: MaskArgument) -> Iterator[Finding]:
@@ -565,10 +592,21 @@ def constructor_switch(bound: Bound, reading: AttentionReading | None) -> Found:
         p = parameters.get(name)
         if p is not None and (is_boolean(p) or p.default is p.empty):
             with contextlib.suppress(Exception):  # it was not made to be switched, or the switch needs more arguments
-                other = bound.called(thing=bound.rebuilt(**{name: True}))
+                other = _called_causally(bound, bound.rebuilt(**{name: True}))
                 yield from _switched(other, name)
                 yield from _masked_beside(bound, reading, other, name)
             return
+
+
+def _called_causally(bound: Bound, thing: object) -> Bound:
+    """The call of a causal object; without a memory that may be left out, where it refuses one."""
+    try:
+        return bound.called(thing=thing)
+    except Exception:
+        form = bound.form_alone()
+        if form is None:
+            raise
+        return bound.called(thing=thing, form=form, inputs=make_inputs(form, bound.sizes))
 
 
 def _masked_beside(bound: Bound, reading: AttentionReading, other: Bound, name: str) -> Iterator[Finding]:

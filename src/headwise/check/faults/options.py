@@ -37,11 +37,10 @@ INPUT_ROLES = ("query", "key", "value", "self", "memory")
 
 def without_keys(bound: Bound, reading: AttentionReading | None) -> Found:
     """Where keys are optional, the call without them takes another path through the code and must be right as well."""
-    optional = [p.name for p in signature(bound.thing) if p.name in bound.form.roles and p.default is None]
-    alone = {n: r for n, r in bound.form.roles.items() if n not in optional}
-    if not optional or not alone:
+    form = bound.form_alone()
+    if form is None:
         return
-    form = replace(bound.form, roles=dict.fromkeys(alone, "self"))
+    optional = [name for name in bound.form.roles if name not in form.roles]
     words = f"without {', '.join(optional)}"
     try:
         other = bound.called(form=form, inputs=make_inputs(form, bound.sizes))
@@ -225,8 +224,8 @@ def is_cache(name: str) -> bool:
 
 
 def is_position(p: inspect.Parameter) -> bool:
-    """Whether an argument is the position of the first token, zero by default."""
-    return type(p.default) is int and POSITION.fullmatch(plain(p.name)) is not None
+    """Whether an argument is the position of the first token, zero or nothing by default."""
+    return (p.default is None or type(p.default) is int) and POSITION.fullmatch(plain(p.name)) is not None
 
 
 def caches(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -245,6 +244,9 @@ def caches(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     tried = [result for cut in (bound.sizes.T - 1, 2) if (result := _continued(bound, names, flags, cut))]
     wrong = next((result for result in tried if isinstance(result, Finding)), None)
+    if not tried and (kept := _in_an_object(bound, names[0], flags)) is not None:
+        yield kept
+        return
     wrong = wrong or (None if tried else _refused(bound, names, flags))
     if wrong is not None:
         yield wrong
@@ -254,6 +256,42 @@ def caches(bound: Bound, reading: AttentionReading | None) -> Found:
         yield from _grouped_cache(bound, names, flags)
     else:
         yield Note("untried", f"the argument {names[0]}")
+
+
+def _in_an_object(bound: Bound, name: str, flags: dict[str, Any]) -> Finding | Note | None:
+    """A cache that calls write into: a dictionary, a list, or an object of a class in the file."""
+    classes = [c for n, c in bound.case.namespace.items() if inspect.isclass(c) and "cache" in n.lower()]
+    for make in (*classes, dict, list):
+        with contextlib.suppress(Exception):  # it is another kind of object
+            cuts = [_split_at(bound, name, flags, make, cut) for cut in (bound.sizes.T - 1, 2)]
+            wrong = next((result for result in cuts if isinstance(result, Finding)), None)
+            return wrong or (Note("good", f"{name}: same result token by token") if None not in cuts else None)
+    return None
+
+
+def _split_at(bound: Bound, name: str, flags: dict[str, Any], make: Any, cut: int) -> Finding | Note | None:
+    """Tokens before and after a cut, with one cache object; None where that changes nothing."""
+    first, rest = (Inputs(*(x[:, part] for x in bound.inputs)) for part in (slice(0, cut), slice(cut, None)))
+    with bound.running():
+        held = make()
+    bound.call(first, flags | {name: held})
+    other = bound.called(flags | {name: held}, inputs=rest)
+    if other.output is None or bound.output is None or same(other.output, _alone(bound, rest, flags)):
+        return None
+    if same(other.output, bound.output[:, cut:]):
+        return Note("good", name)
+    if cut < bound.sizes.T - 1 and not _is_causal_here(bound):
+        return Note("good", name)  # without a causal mask, the first tokens did not see the rest
+    gap = float((other.output - bound.output[:, cut:]).abs().nan_to_num().max())
+    seen = read(other)
+    line = None if seen is None else triangle_line(bound.case, seen) or seen.core.mask_line()
+    words = f"after {cut} tokens in {name}, the next ones differ by up to {gap:.3g}"
+    return Finding("cache-differs", words, line)
+
+
+def _is_causal_here(bound: Bound) -> bool:
+    seen = read(bound)
+    return seen is not None and seen.pattern == "causal"
 
 
 def _several_after(bound: Bound, names: list[str], flags: dict[str, Any]) -> Found:

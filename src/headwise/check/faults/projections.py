@@ -271,6 +271,10 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
         swapped = other in named and named[other] == name
         if other not in (None, name) and (swapped or _is_unused(bound, parts, name)):
             turned = swapped and {name, other} == {"query", "key"} and reading.scores is not None
+            if turned and reading.scores is not None and reading.scores.axis == "queries":
+                words = "they sum to one over the axis of the result, not over the one that is summed"
+                yield Finding("weights-transposed", words, reading.core.reader("value").line)
+                return
             where = reading.core.turned_line() if turned and _is_turned(reading) else None
             where = where or _line_of_swap(bound, reading, name, other)
             yield Finding("wrong-role", f"the {name} is made by {part.role.names[0]}", where)

@@ -413,8 +413,8 @@ def _with_groups(bound: Bound, names: list[str], fewer: int) -> list[Finding]:
 
 def _kv_names(bound: Bound) -> list[str]:
     config = bound.built.config
-    names = [p.name for p in parameters_of(bound.case.target)] if config is None else config.asked
-    return [name for name in names if constructor_role(name) == "kv_heads"]
+    numbers = [p.name for p in parameters_of(bound.case.target) if not isinstance(p.default, bool)]
+    return [name for name in (numbers if config is None else config.asked) if constructor_role(name) == "kv_heads"]
 
 
 def _judged_groups(bound: Bound, seen: AttentionReading, when: str, fewer: int) -> list[Finding]:

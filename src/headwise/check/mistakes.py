@@ -325,7 +325,7 @@ _ROWS = (
       "Only inputs of exactly the maximum length run.", "Use the first T rows and columns of the stored mask."),
     M("size-fixed", "wrong", "it works for one size only",
       "A number is written into the code, or one size is used in the place of another that happened to be equal.",
-      "Compute every size from the constructor's arguments or from the input."),
+      "Compute every size from the constructor's arguments or from the input.", symptom=True),
     M("chunks-differ", "wrong", "the result depends on the number of tokens that are computed at once",
       "Chunks only save memory: with any chunk size, every token must get the same result.",
       "Follow the second chunk: its positions start where the first one ends, and running sums must be carried over."),

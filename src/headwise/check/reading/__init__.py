@@ -6,7 +6,6 @@ Linear maps are solved for from the recorded numbers, so the layout of the weigh
 
 from headwise.check.binding import Bound
 from headwise.check.calls import tensors
-from headwise.check.reading.norms import is_group_norm, is_norm
 from headwise.check.reading.output import read_output
 from headwise.check.reading.parts import AttentionReading, OutputMap, Projection, Scores, pattern
 from headwise.check.reading.projections import NONLINEAR, read_projection
@@ -14,8 +13,7 @@ from headwise.check.reading.scores import multiple, read_scores
 from headwise.check.trace import Core, Node, find_attention
 
 __all__ = [
-    "NONLINEAR", "AttentionReading", "OutputMap", "Projection", "Scores", "is_group_norm", "is_norm", "multiple",
-    "pattern", "read",
+    "NONLINEAR", "AttentionReading", "OutputMap", "Projection", "Scores", "multiple", "pattern", "read",
 ]  # fmt: skip
 
 

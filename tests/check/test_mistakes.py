@@ -13,7 +13,7 @@ from right_forms import KeepMask
 import headwise
 from headwise.check import MISTAKES, Finding, Report, check
 from headwise.check.binding import bind
-from headwise.check.code.loader import Case
+from headwise.check.code.case import Case
 from headwise.check.faults import (
     CALLS_AGAIN,
     CERTIFICATE,

@@ -54,8 +54,9 @@ from headwise.check.calls import (
     tensors,
     tokens_of,
 )
+from headwise.check.code.case import Case
 from headwise.check.code.constants import SIZE_ROLES, constants, own_sizes, restore, write
-from headwise.check.code.loader import Case, globals_read, names_used
+from headwise.check.code.names import globals_read, names_used
 from headwise.check.code.stubs import Stub
 from headwise.check.configuration import own_configuration
 from headwise.check.fits import same

@@ -15,7 +15,9 @@ from headwise.check.assignment.deviations import add_unbound
 from headwise.check.binding import Bound, Failure, bind, bind_as_told
 from headwise.check.calls import PLAIN, tensors
 from headwise.check.challenge import Claim
-from headwise.check.code.loader import NAME, Case, Loaded, candidates, load
+from headwise.check.code.candidates import NAME, candidates
+from headwise.check.code.case import Case
+from headwise.check.code.loader import Loaded, load
 from headwise.check.code.source import MULTI
 from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Examination, own_fault
 from headwise.check.faults.chunks import in_one_chunk

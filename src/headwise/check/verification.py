@@ -22,7 +22,7 @@ from headwise.check import wire
 from headwise.check.arguments import Built
 from headwise.check.binding import Bound
 from headwise.check.calls import OTHERS, PLAIN, CallForm, Inputs, Repaired, leaves, make_inputs, random_weight, tensors
-from headwise.check.code.loader import Case
+from headwise.check.code.case import Case
 from headwise.check.code.source import read_source
 from headwise.check.configuration import StandInConfig
 from headwise.check.faults import CERTIFICATE, behavior, masks, sizes, stages

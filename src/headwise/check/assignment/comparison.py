@@ -22,7 +22,9 @@ from headwise.check.assignment.solutions import as_written, blueprint_of, is_pla
 from headwise.check.assignment.transfer import copy_parameters
 from headwise.check.binding import Bound, bind
 from headwise.check.calls import CallForm, Inputs, call_parameters, make_inputs, prepare
-from headwise.check.code.loader import Case, candidates, load
+from headwise.check.code.candidates import candidates
+from headwise.check.code.case import Case
+from headwise.check.code.loader import load
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.mistakes import ORDER, Finding, Found, Note
 from headwise.check.reading import AttentionReading, read

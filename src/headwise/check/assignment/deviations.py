@@ -18,7 +18,7 @@ from headwise.check.assignment.forms import REQUIRED, Assignment
 from headwise.check.assignment.solutions import as_written
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, call_parameters, entry, leaves, modules, prepare, quiet
-from headwise.check.code.loader import Case
+from headwise.check.code.case import Case
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.masks import line_of_meaning
 from headwise.check.faults.stages import stage_findings

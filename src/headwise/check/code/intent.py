@@ -6,7 +6,7 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from headwise.check.code.loader import Case
+from headwise.check.code.case import Case
 
 ON = r"(?:1s?|ones?|True|nonzero|non-zero)"
 OFF = r"(?:0s?|zeros?|False)"

@@ -12,7 +12,7 @@ from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound, module_sizes
 from headwise.check.calls import PLAIN, Inputs, call_parameters, leaves, make_inputs
 from headwise.check.code.intent import states_batch_first, states_batch_second, states_output_first
-from headwise.check.code.loader import globals_read
+from headwise.check.code.names import globals_read
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.questions import influence as influence_of
 from headwise.check.fits import same

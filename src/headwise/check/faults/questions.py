@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise.check.arguments import constructor_role, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, tensors
-from headwise.check.code.loader import Case
+from headwise.check.code.case import Case
 from headwise.check.fits import Role, unused_rows
 from headwise.check.mistakes import Found
 from headwise.check.reading import AttentionReading

@@ -15,7 +15,7 @@ import torch
 
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, make_inputs, modules, quiet
-from headwise.check.code.loader import names_used
+from headwise.check.code.names import names_used
 from headwise.check.mistakes import Finding, Found
 from headwise.check.reading import AttentionReading
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from headwise.check.binding import Bound
 from headwise.check.calls import make_inputs, tensors
-from headwise.check.code.loader import NAME
+from headwise.check.code.candidates import NAME
 from headwise.check.faults import output, projections, scores
 from headwise.check.faults.questions import PARTIAL, Fault, asked_heads, influence, listed, of_stages, role_in
 from headwise.check.fits import same

@@ -16,7 +16,7 @@ import torch
 
 from headwise.check.binding import Bound, Instance, Search
 from headwise.check.calls import METHODS, CallForm, forms, make_inputs
-from headwise.check.code.loader import Case
+from headwise.check.code.case import Case
 from headwise.check.faults import masks, stages
 from headwise.check.mistakes import Finding, Note, settled
 from headwise.check.proof import prediction_error

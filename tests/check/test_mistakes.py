@@ -12,7 +12,6 @@ from right_forms import KeepMask
 
 import headwise
 from headwise.check import MISTAKES, Finding, Report, check
-from headwise.check.binding import bind
 from headwise.check.code.case import Case
 from headwise.check.faults import (
     CALLS_AGAIN,
@@ -27,6 +26,7 @@ from headwise.check.faults.stages import stage_findings
 from headwise.check.mistakes import ORDER, settled
 from headwise.check.proof import Recipe
 from headwise.check.reading import read
+from headwise.check.search import bind
 
 CHECK = Path(inspect.getfile(check)).parent
 SOURCES = {path: path.read_text(encoding="utf-8") for path in CHECK.rglob("*.py")}

@@ -12,7 +12,7 @@ import torch
 from headwise.check.arguments import constructor_role
 from headwise.check.assignment.comparison import find_assignment
 from headwise.check.assignment.deviations import add_unbound
-from headwise.check.binding import Bound, Failure, bind, bind_as_told
+from headwise.check.binding import Bound, Failure
 from headwise.check.calls import PLAIN, tensors
 from headwise.check.challenge import Claim
 from headwise.check.code.candidates import NAME, candidates
@@ -27,6 +27,7 @@ from headwise.check.mistakes import Finding, settled
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report
+from headwise.check.search import bind, bind_as_told
 from headwise.check.sizes import CallSizes
 from headwise.check.templates import write
 from headwise.check.unfinished.fragments import core_report, fragments, is_core

@@ -1,6 +1,5 @@
 """Loads a learner's file: runs its definitions and constants.
 
-
 Demo and training code is not run; forgotten imports are supplied and noted; missing packages get stand-ins.
 """
 

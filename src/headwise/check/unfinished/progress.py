@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from headwise.check.binding import Bound, Instance, Search
+from headwise.check.binding import Bound, Instance
 from headwise.check.calls import METHODS, CallForm, forms, make_inputs
 from headwise.check.code.case import Case
 from headwise.check.faults import masks, stages
@@ -22,6 +22,7 @@ from headwise.check.mistakes import Finding, Note, settled
 from headwise.check.proof import prediction_error
 from headwise.check.reading import read
 from headwise.check.report import Report
+from headwise.check.search import Search
 from headwise.check.trace import Trace, error_line
 from headwise.check.unfinished.completion import Completed, Reached
 from headwise.check.unfinished.fragments import helper_for, merge_heads, split_heads

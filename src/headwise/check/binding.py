@@ -16,27 +16,13 @@ from headwise.check.arguments import (
     constructor_role,
 )
 from headwise.check.blame import blamed_line
-from headwise.check.calls import (
-    PLAIN,
-    CallForm,
-    FunctionWithWeights,
-    Inputs,
-    Repaired,
-    Repairs,
-    double_by_default,
-    forms,
-    leaves,
-    make_inputs,
-    modules,
-    prepare,
-    quiet,
-    signature,
-    tensors,
-)
+from headwise.check.calls import PLAIN, CallForm, Inputs, forms, leaves, make_inputs, prepare
 from headwise.check.code.case import Case
 from headwise.check.code.constants import SIZE_ROLES, constants, restore, write
 from headwise.check.code.names import names_used
+from headwise.check.environment import Repaired, Repairs, double_by_default, quiet
 from headwise.check.fits import same
+from headwise.check.objects import FunctionWithWeights, modules, signature, tensors
 from headwise.check.trace import (
     AttentionNodes,
     Trace,

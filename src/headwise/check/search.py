@@ -34,29 +34,14 @@ from headwise.check.arguments import (
 )
 from headwise.check.binding import Bound, Failure, Instance, stored_lengths
 from headwise.check.blame import blamed_line
-from headwise.check.calls import (
-    OTHERS,
-    PLAIN,
-    CallForm,
-    FunctionWithWeights,
-    Repaired,
-    Repairs,
-    double_by_default,
-    entry,
-    forms,
-    leaves,
-    make_inputs,
-    modules,
-    prepare,
-    quiet,
-    signature,
-    tokens_of,
-)
+from headwise.check.calls import OTHERS, PLAIN, CallForm, forms, leaves, make_inputs, prepare, tokens_of
 from headwise.check.code.case import Case
 from headwise.check.code.constants import constants, own_sizes, restore, write
 from headwise.check.code.names import globals_read
 from headwise.check.code.stubs import Stub
 from headwise.check.configuration import own_configuration
+from headwise.check.environment import Repaired, Repairs, double_by_default, quiet
+from headwise.check.objects import FunctionWithWeights, entry, modules, signature
 from headwise.check.trace import (
     PRODUCTS,
     TooLongError,

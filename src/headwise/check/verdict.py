@@ -13,7 +13,7 @@ from headwise.check.arguments import constructor_role
 from headwise.check.assignment.comparison import find_assignment
 from headwise.check.assignment.deviations import add_unbound
 from headwise.check.binding import Bound, Failure
-from headwise.check.calls import PLAIN, tensors
+from headwise.check.calls import PLAIN
 from headwise.check.challenge import Claim
 from headwise.check.code.candidates import NAME, candidates
 from headwise.check.code.case import Case
@@ -24,6 +24,7 @@ from headwise.check.faults.chunks import in_one_chunk
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.questions import SINGLE, WEIGHTLESS
 from headwise.check.mistakes import Finding, settled
+from headwise.check.objects import tensors
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report

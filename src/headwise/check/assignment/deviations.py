@@ -17,12 +17,14 @@ from headwise.check.arguments import CallSizes, constructor_role, parameters_of
 from headwise.check.assignment.forms import REQUIRED, Assignment
 from headwise.check.assignment.solutions import as_written
 from headwise.check.binding import Bound
-from headwise.check.calls import Inputs, call_parameters, entry, leaves, modules, prepare, quiet
+from headwise.check.calls import Inputs, leaves, prepare
 from headwise.check.code.case import Case
+from headwise.check.environment import quiet
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.masks import line_of_meaning
 from headwise.check.faults.stages import stage_findings
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import call_parameters, entry, modules
 from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report
 from headwise.check.trace import error_line

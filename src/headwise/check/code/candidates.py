@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from headwise.check.arguments import parameters_of
-from headwise.check.calls import METHODS
 from headwise.check.code.loader import Loaded
 from headwise.check.code.source import MULTI
 from headwise.check.code.stubs import Stub
+from headwise.check.objects import METHODS
 from headwise.check.vocabulary import WEIGHTS_IN, call_role, constructor_role, plain
 
 NAME = re.compile(r"attn|attention|mha|mhsa|msa|multihead|selfatt|crossatt|multi_head", re.IGNORECASE)

@@ -10,13 +10,14 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound, module_sizes
-from headwise.check.calls import PLAIN, Inputs, call_parameters, leaves, make_inputs
+from headwise.check.calls import PLAIN, Inputs, leaves, make_inputs
 from headwise.check.code.intent import states_batch_first, states_batch_second, states_output_first
 from headwise.check.code.names import globals_read
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.questions import influence as influence_of
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import call_parameters
 from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import VIEWS
 from headwise.check.vocabulary import plain

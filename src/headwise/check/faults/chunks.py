@@ -10,11 +10,12 @@ from torch import nn
 
 from headwise.check.arguments import parameters_of, plain
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, call_parameters, make_inputs
+from headwise.check.calls import PLAIN, make_inputs
 from headwise.check.faults.parts import by_line, odd_line
 from headwise.check.faults.questions import influence
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import call_parameters
 from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import Node, Trace, error_line
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from headwise.check.binding import Bound, Failure
-from headwise.check.calls import PLAIN, Repaired, leaves
+from headwise.check.calls import PLAIN, leaves
 from headwise.check.code.case import Case
 from headwise.check.code.intent import states_one_token
 from headwise.check.code.names import globals_read, imports_missing_in_siblings, names_used, stand_ins_used
+from headwise.check.environment import Repaired
 from headwise.check.mistakes import Finding, Found, settled
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, Inputs, leaves, mutable_defaults, restored_defaults, signature
+from headwise.check.calls import PLAIN, Inputs, leaves
+from headwise.check.environment import mutable_defaults, restored_defaults
 from headwise.check.faults.mask_meaning import is_boolean
 from headwise.check.faults.options import POSITION, cache_candidates, is_cache, is_position, optional_arguments
 from headwise.check.faults.parts import odd_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import signature
 from headwise.check.reading import AttentionReading
 from headwise.check.trace import Trace, error_line
 from headwise.check.vocabulary import plain

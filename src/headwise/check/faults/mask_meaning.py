@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from headwise.check.binding import Bound
-from headwise.check.calls import call_parameters
 from headwise.check.fits import same, side_by_side
+from headwise.check.objects import call_parameters
 from headwise.check.reading import AttentionReading
 from headwise.check.trace import Core, error_line, find_attention
 from headwise.check.vocabulary import call_role, plain

@@ -11,7 +11,7 @@ import torch
 
 from headwise.check.arguments import parameters_of, plain
 from headwise.check.binding import Bound
-from headwise.check.calls import FunctionWithWeights, Inputs, make_inputs, signature
+from headwise.check.calls import Inputs, make_inputs
 from headwise.check.code.example import example_shape
 from headwise.check.code.intent import stated_meaning, stated_shapes
 from headwise.check.faults.crashes import Function, definition_of
@@ -31,6 +31,7 @@ from headwise.check.faults.questions import triangle_line
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import FunctionWithWeights, signature
 from headwise.check.proof import expected_output
 from headwise.check.reading import AttentionReading, pattern, read
 from headwise.check.trace import REPEATS, error_line, find_attention, is_deliberate

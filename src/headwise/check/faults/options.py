@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.check.arguments import constructor_role
 from headwise.check.binding import Bound
-from headwise.check.calls import FunctionWithWeights, Inputs, leaves, make_inputs, signature
+from headwise.check.calls import Inputs, leaves, make_inputs
 from headwise.check.code.intent import states_pieces
 from headwise.check.faults.behavior import ASKS, judged_weights, usable_masks
 from headwise.check.faults.chunks import is_chunk_size
@@ -26,6 +26,7 @@ from headwise.check.faults.stages import STAGES, stage_findings
 from headwise.check.faults.training import wrong_slope
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import FunctionWithWeights, signature
 from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import error_line, is_deliberate
 from headwise.check.vocabulary import call_role, plain

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from headwise.check.binding import Bound
-from headwise.check.calls import modules
 from headwise.check.faults.questions import of_stages
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import modules
 from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import Node
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound
-from headwise.check.calls import modules, tensors
 from headwise.check.code.intent import states_norm
 from headwise.check.faults.questions import (
     WEIGHTLESS,
@@ -26,6 +25,7 @@ from headwise.check.faults.questions import (
 )
 from headwise.check.fits import Fit, same, unused_rows
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import modules, tensors
 from headwise.check.reading import NONLINEAR, AttentionReading, Projection, multiple
 from headwise.check.trace import PRODUCTS, Core
 

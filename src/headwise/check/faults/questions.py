@@ -9,10 +9,11 @@ from torch import Tensor
 
 from headwise.check.arguments import constructor_role, plain
 from headwise.check.binding import Bound
-from headwise.check.calls import Inputs, tensors
+from headwise.check.calls import Inputs
 from headwise.check.code.case import Case
 from headwise.check.fits import Role, unused_rows
 from headwise.check.mistakes import Found
+from headwise.check.objects import tensors
 from headwise.check.reading import AttentionReading
 
 WEIGHTLESS = "it has no weights of its own"

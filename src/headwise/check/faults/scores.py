@@ -11,12 +11,12 @@ from torch import Tensor
 
 from headwise.check.arguments import constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
-from headwise.check.calls import modules, signature, tensors
 from headwise.check.code.choices import compared
 from headwise.check.code.intent import states_strict
 from headwise.check.faults.questions import PARTIAL, asked_heads, has_effect, near, of_stages, triangle_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import modules, signature, tensors
 from headwise.check.reading import AttentionReading, Scores, pattern, read
 from headwise.check.trace import VIEWS, Core, Node
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, entry_code, tensors
+from headwise.check.calls import PLAIN
 from headwise.check.code.choices import annotated, compared, kept_as
 from headwise.check.configuration import uses_of
 from headwise.check.faults.masks import CAUSAL_FLAGS
@@ -23,6 +23,7 @@ from headwise.check.faults.stages import stage_findings
 from headwise.check.faults.training import unused_twins
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import entry_code, tensors
 from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import error_line, is_deliberate
 from headwise.check.vocabulary import plain

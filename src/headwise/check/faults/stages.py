@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from headwise.check.binding import Bound
-from headwise.check.calls import make_inputs, tensors
+from headwise.check.calls import make_inputs
 from headwise.check.code.candidates import NAME
 from headwise.check.faults import output, projections, scores
 from headwise.check.faults.questions import PARTIAL, Fault, asked_heads, influence, listed, of_stages, role_in
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import tensors
 from headwise.check.proof import TOLERANCE, changed_maps, prediction_error
 from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import ARITHMETIC, PRODUCTS, Core, Node, unnormalized_scores

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise.check.binding import Bound
-from headwise.check.calls import Inputs, modules, tensors
+from headwise.check.calls import Inputs
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.questions import OUTPUT_NAME, idle_role, near, role_in
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import modules, tensors
 from headwise.check.reading import AttentionReading
 from headwise.check.trace import PRODUCTS, RANDOM, Node, error_line, find_attention, learner_line
 from headwise.check.vocabulary import plain

@@ -5,7 +5,7 @@ Linear maps are solved for from the recorded numbers, so the layout of the weigh
 """
 
 from headwise.check.binding import Bound
-from headwise.check.calls import tensors
+from headwise.check.objects import tensors
 from headwise.check.reading.output import read_output
 from headwise.check.reading.parts import AttentionReading, OutputMap, Projection, Scores, pattern
 from headwise.check.reading.projections import NONLINEAR, read_projection

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import torch
 
 from headwise.check.binding import Bound, Instance
-from headwise.check.calls import METHODS, CallForm, forms, make_inputs
+from headwise.check.calls import CallForm, forms, make_inputs
 from headwise.check.code.case import Case
 from headwise.check.faults import masks, stages
 from headwise.check.mistakes import Finding, Note, settled
+from headwise.check.objects import METHODS
 from headwise.check.proof import prediction_error
 from headwise.check.reading import read
 from headwise.check.report import Report

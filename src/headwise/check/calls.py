@@ -10,14 +10,17 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
+
 from headwise.check.arguments import CallSizes, source_tree
 from headwise.check.environment import quiet, restored_defaults
 from headwise.check.objects import call_parameters, entry, kind_of_weight, modules, random_weight, tensors
 from headwise.check.vocabulary import call_role, has_usual_value, plain, usual_value
+
 # Layouts: the order of axes in which a class takes its input, and the way back to (B, T, E).
 
 PLAIN = "batch first"

@@ -33,12 +33,22 @@ def test_every_shape_that_a_comment_states_must_work(tmp_path):
 
 
 SHAPES = {"batch, seq_len": "(B,S)", "B, 1, T, T": "(B,1,T,S)", "seq, seq": "(T,S)", "B, heads, T, S": "(B,H,T,S)",
-          "1, 1, t, s": "(1,1,T,S)", "width, height": "", "batch, 4": ""}  # fmt: skip
+          "1, 1, t, s": "(1,1,T,S)", "width, height": "", "batch, 4": "",
+          "batch, seq_q, d_model": "", "batch, keys": "(B,S)"}  # fmt: skip
 
 
 @pytest.mark.parametrize(("axes", "shape"), SHAPES.items())
 def test_shapes_in_words_are_read(axes, shape):
     assert _shape(axes.split(",")) == shape
+
+
+def test_shape_of_something_else_on_the_next_line_is_not_that_of_the_mask(tmp_path):
+    said = '''        """
+        mask: (batch, 1, seq_q, seq_k)
+        return: (batch, seq_q, seq_k)
+        """
+        batch ='''
+    assert judged(tmp_path, changed(RIGHT, ("        batch =", said))).verdict == "right"
 
 
 def test_meaning_in_a_sentence_of_two_lines_is_read(tmp_path):

@@ -21,7 +21,12 @@ HIDDEN = (
     r"(?:mask|masked|masking|hide|hidden|hides|ignored?|pad|padding|padded|block|blocked|drop|dropped|forbidden|future"
     r"|invisible|disallowed|excluded?)"
 )
-TOKENS = re.compile(r"1|\w*(seq|len|tok)\w*|t|s|l|tgt|src|time", re.IGNORECASE)
+TOKENS = re.compile(
+    r"1|\w*(seq|len|tok|time|pos)\w*|[tslqknmij]|[tslqk]_?\d?|tgt|src|target|source|keys?|quer(y|ies)|num_\w+",
+    re.IGNORECASE,
+)
+# Where a description of a shape ends: an arrow, or the name of something else.
+NEXT = re.compile(r"->|→|=>|变为|\bbecomes\b|\breturns?\b|\s(?!shapes?|sizes?|mask)[a-z_]+\s*:\s", re.IGNORECASE)
 HEADS = re.compile(r"h|\w*heads?", re.IGNORECASE)
 BATCH = r"(?:batch\w*|bs|bsz|b|n)"
 DESCRIBED = r"\bshape\b\W{0,4}[(\[]\s*batch\w*\s*,\s*\w+\s*,\s*\w+\s*[)\]]"  # of an input, in a docstring
@@ -67,7 +72,7 @@ def stated_shapes(case: Case, name: str) -> list[Stated]:
     found = []
     for line, text in _statements(case):
         for part in _about("" if _computes(text, name) else text, name, r"\b\w*mask\w*\b"):
-            before = re.split(r"->|→|=>|变为|\bbecomes\b", part[:120])[0]
+            before = NEXT.split(part[:120])[0]
             near = re.match(r"\w+.{0,40}?[(\[]", before) is not None
             groups = re.findall(r"[(\[]([\w\s,·*]+)[)\]]", before) if near else []
             shapes = [shape for group in groups if (shape := _shape(group.split(",")))]
@@ -77,19 +82,12 @@ def stated_shapes(case: Case, name: str) -> list[Stated]:
 
 def _shape(axes: list[str]) -> str:
     """The axes of a mask in our letters; empty where they are not known."""
-    first = "B" if re.fullmatch(BATCH, axes[0].strip(), re.IGNORECASE) else ""
-    tokens = [axis.strip() for axis in (axes[1:] if first else axes)]
-    letters = [
-        a if a == "1" else "H" if HEADS.fullmatch(a) else "T" if re.match("[a-z]", a, re.I) else "" for a in tokens
-    ]
-    if (
-        "" in letters
-        or letters[-1:] != ["T"]
-        or len(axes) < 2
-        or (not first and not all(map(TOKENS.fullmatch, tokens)))
-    ):
-        return ""
-    return f"({','.join([*([first] if first else []), *letters[:-1], 'S'])})"
+    words = [axis.strip() for axis in axes]
+    first = ["B"] if re.fullmatch(BATCH, words[0], re.IGNORECASE) else []
+    rest = words[len(first) :]
+    letters = [a if a == "1" else "H" if HEADS.fullmatch(a) else "T" if TOKENS.fullmatch(a) else "" for a in rest]
+    known = len(words) > 1 and "" not in letters and letters[-1:] == ["T"]
+    return f"({','.join([*first, *letters[:-1], 'S'])})" if known else ""
 
 
 def stated_window(case: Case, sizes: dict[str, int]) -> tuple[str, int, int] | None:

@@ -222,9 +222,10 @@ def other_sizes(bound: Bound, reading: AttentionReading | None) -> Found:
 
 
 def _tables_as_wide(bound: Bound) -> set[str]:
-    """Stored tables of positions × positions with as many rows as the model is wide."""
+    """Stored masks, tables of two values, with as many rows and columns as the model is wide."""
     held = bound.thing.named_buffers() if isinstance(bound.thing, nn.Module) else ()
-    return {name for name, table in held if tuple(table.shape[-2:]) == (bound.sizes.E, bound.sizes.E)}
+    wide = [(name, table) for name, table in held if tuple(table.shape[-2:]) == (bound.sizes.E, bound.sizes.E)]
+    return {name for name, table in wide if len(table.unique()) == 2}
 
 
 def fitting(bound: Bound, sizes: CallSizes) -> CallSizes:

@@ -97,6 +97,20 @@ def test_weights_as_the_exponential_of_their_logarithm_are_right(tmp_path):
     assert judged(tmp_path, text).verdict == "right"
 
 
+def test_activation_of_the_scores_is_named(tmp_path):
+    report = judged(tmp_path, changed(RIGHT, ("torch.softmax(scores, dim=-1)", "torch.softmax(scores.relu(), dim=-1)")))
+    assert (report.verdict, report.cause) == ("wrong", "scores-activated"), report
+
+
+def test_missing_scale_is_reported_at_the_product_beside_a_mask_of_positions(tmp_path):
+    text = changed(write("fused"), (" * D ** -0.5", ""), ("self.bias[:T, :T] == 0", "hidden"),
+                   ("        att = (q", "        i = torch.arange(T, device=x.device)\n"
+                    "        hidden = i + 1 > i[:, None] + 1\n        att = (q"))  # fmt: skip
+    report = judged(tmp_path, text)
+    assert report.cause == "scale-missing"
+    assert report.wrong[0].text.startswith("att = (q")
+
+
 def test_model_without_attention_is_not_judged(tmp_path):
     text = """import torch
 from torch import nn

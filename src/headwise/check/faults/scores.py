@@ -42,6 +42,9 @@ def unread_scores(bound: Bound, reading: AttentionReading) -> Found:
         rows = ~torch.isfinite(reading.core.weights).all(-1)
         words = f"without any mask argument, {int(rows.sum())} of {rows.numel()} rows of weights are NaN"
         yield Finding("mask-nan", words, reading.core.mask_line())
+    elif (active := reading.core.activated_scores()) is not None:
+        words = f"they go through {active.op.strip('_')} before the softmax"
+        yield Finding("scores-activated", words, active.line)
     elif rounded is None:
         yield Note("doubt", "how weights follow from queries and keys")
     else:

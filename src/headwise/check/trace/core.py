@@ -22,6 +22,8 @@ from headwise.check.trace.recorder import (
     Trace,
 )
 
+ACTIVATIONS = ("relu", "gelu", "silu", "sigmoid", "elu", "leaky_relu", "softplus")
+
 if TYPE_CHECKING:
     from headwise.check.trace.finder import AttentionNodes
 
@@ -100,7 +102,9 @@ class Core:
         Of several, the one without which a scale of `total` would be `right`; of none, one whose result is lost.
         """
         behind = [*self.trace.ancestors(self.nodes.scores[0].operand_nodes[-2:], PRODUCTS)]
-        steps = [n for n in (*self.before_softmax(), *behind) if n.numbers and n.line is not None]
+        size = self.nodes.softmax[0].value.numel()
+        between = [n for n in self.before_softmax() if n.value.numel() == size]  # not on the way to a mask
+        steps = [n for n in (*between, *behind) if n.numbers and n.line is not None]
         scaled = [n for n in steps if n.op in SCALES]
         undone = [n for n in scaled if total and n.factor and abs(total / n.factor - right) <= 1e-4 * right]
         shifted = [n for n in steps if n.op.rstrip("_") in ("add", "sub", "pow") and n not in behind]
@@ -356,6 +360,18 @@ class Core:
         """The line that writes NaN or plus infinity in place of scores."""
         fills = (n for n in self.before_softmax() if n.op.rstrip("_") in ("masked_fill", "where") and n.line)
         return next((n.line for n in fills if bool(n.value.isnan().any() | n.value.isposinf().any())), None)
+
+    def activated_scores(self) -> Node | None:
+        """An activation of the scores whose result, or a multiple of it, went through the softmax."""
+        nodes = [n for n in self.before_softmax() if n.op.rstrip("_") in ACTIVATIONS]
+        logits = self.weights.clamp_min(1e-300).log()
+        a = logits - logits.mean(-1, keepdim=True)
+        for node in (n for n in nodes if n.value.numel() == a.numel()):
+            b = node.value.reshape(a.shape) - node.value.reshape(a.shape).mean(-1, keepdim=True)
+            factor = (a * b).sum() / (b * b).sum().clamp_min(1e-300)
+            if float((a - factor * b).norm()) <= 1e-6 * float(a.norm()):
+                return node
+        return None
 
     def rounding(self) -> Node | None:
         """Where scores are rounded to whole numbers before the softmax."""

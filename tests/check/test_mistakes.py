@@ -12,8 +12,7 @@ from right_forms import KeepMask
 
 import headwise
 from headwise.check import MISTAKES, Finding, Report, check
-from headwise.check.binding import bind
-from headwise.check.code.loader import Case
+from headwise.check.code.case import Case
 from headwise.check.faults import (
     CALLS_AGAIN,
     CERTIFICATE,
@@ -27,6 +26,7 @@ from headwise.check.faults.stages import stage_findings
 from headwise.check.mistakes import ORDER, settled
 from headwise.check.proof import Recipe
 from headwise.check.reading import read
+from headwise.check.search import bind
 
 CHECK = Path(inspect.getfile(check)).parent
 SOURCES = {path: path.read_text(encoding="utf-8") for path in CHECK.rglob("*.py")}
@@ -38,7 +38,13 @@ def names(findings):
 
 def test_a_finding_that_another_explains_is_left_out():
     assert names(settled([Finding("batch-leak"), Finding("split-view")])) == ["split-view"]
-    assert names(settled([Finding("batch-leak"), Finding("single-head")])) == ["batch-leak", "single-head"]
+    assert names(settled([Finding("nan-empty-row"), Finding("single-head")])) == ["single-head", "nan-empty-row"]
+
+
+def test_a_symptom_is_left_out_beside_a_mistake_that_may_cause_it():
+    assert names(settled([Finding("batch-leak"), Finding("single-head")])) == ["single-head"]
+    assert names(settled([Finding("batch-leak"), Finding("cross-length")])) == ["batch-leak", "cross-length"]
+    assert names(settled([Finding("cross-length"), Finding("scale-missing")])) == ["cross-length", "scale-missing"]
 
 
 def test_what_is_explained_still_explains_others():

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from headwise.check.code.loader import candidates, load
+from headwise.check.code.candidates import candidates
+from headwise.check.code.loader import load
 from headwise.check.code.project import Project, search_folders
 from headwise.check.templates import write
 from headwise.check.verdict import judge_file

@@ -235,7 +235,8 @@ def test_live_class_is_judged_as_a_file_is():
 def test_completed_call_has_the_signature_and_parameters_of_the_learners_object():
     from headwise.check.arguments import Built, CallSizes
     from headwise.check.binding import Instance
-    from headwise.check.calls import Repaired, signature
+    from headwise.check.environment import Repaired
+    from headwise.check.objects import signature
 
     half = Half(32, 4)
     completed = Completed(

@@ -78,7 +78,7 @@ def check(
             progress=progress,
         )
     from headwise.check.assignment.comparison import find_assignment
-    from headwise.check.code.loader import Case
+    from headwise.check.code.case import Case
     from headwise.check.verdict import judge
 
     assignment = find_assignment(form, against)

@@ -34,15 +34,19 @@ def blamed_line(error: BaseException, trace: Trace, filename: str | None, sizes:
     linear = _idle_assignment(text, _names(text, raised), raised) or _of_linear(frames, own, trace, sizes, text)
     if linear is not None:
         return linear
-    mine = [frame for frame in frames if frame.f_code.co_filename == filename]
+    mine = [(f, line) for f, line in traceback.walk_tb(error.__traceback__) if f.f_code.co_filename == filename]
     if len(mine) > 1 and _worked_before(trace, raised):
-        own = mine[-2]
-        raised = next(line for frame, line in traceback.walk_tb(error.__traceback__) if frame is own)
-    names = _names(text, raised)
+        mine.pop()
+        raised = mine[-1][1]
     merges = "is invalid for input of size" in str(error)
-    if (idle := _idle_assignment(text, names, raised)) is not None:
-        return idle
-    return _of_attributes(own, names, sizes, text) or _of_tensors(own, names, trace, sizes, merges) or raised
+    for own, line in reversed(mine):  # then the functions that called it, with the tensors that they passed
+        names = _names(text, line)
+        if (idle := _idle_assignment(text, names, line)) is not None:
+            return idle
+        found = _of_attributes(own, names, sizes, text) or _of_tensors(own, names, trace, sizes, merges)
+        if found is not None:
+            return found
+    return raised
 
 
 def _worked_before(trace: Trace, line: int) -> bool:
@@ -142,11 +146,13 @@ def _turned(value: Tensor, trace: Trace, sizes: CallSizes) -> int | None:
     for node in reversed(way):
         axes = _kind(node.value, sizes)
         if len(axes) == 4 and "3" not in axes and node.op in VIEWS | SWAPS:
-            wrong = axes not in (("BHTD", "HBTD") if split else ("BTHD", "TBHD"))
-            if wrong:
+            before = _kind(trace.nodes[node.parents[0]].value, sizes) if node.parents else ""
+            usual = ("BHTD", "HBTD") if split else ("TBHD",) if before.startswith("TB") else ("BTHD",)
+            if axes not in usual:
                 return node.line
             split = True
-    return _made(value, trace)
+    shaped = next((node.line for node in way if node.op in VIEWS | SWAPS and node.value.dim() >= 4), None)
+    return shaped or _made(value, trace)
 
 
 def _made(value: Tensor, trace: Trace, own: FrameType | None = None) -> int | None:
@@ -165,7 +171,8 @@ def _of_attributes(own: FrameType, names: set[str], sizes: CallSizes, text: str)
     one = {sizes.B, sizes.H, sizes.T, sizes.S, sizes.D, sizes.Dv, sizes.E, sizes.out, sizes.context, 0, 1, 2, 3, -1}
     known = one | {sizes.H * sizes.Dv, 3 * sizes.E, 2 * sizes.E}
     meant = {n: constructor_role(n) for n in names if type(held.get(n)) is int}
-    wrong = [n for n, role in meant.items() if role in MEANT and held[n] != value_for(str(role), sizes)]
+    told = {n: role for n, role in meant.items() if role in MEANT and (len(n) > 1 or held[n] not in known)}
+    wrong = [n for n, role in told.items() if held[n] != value_for(str(role), sizes)]
     odd = wrong or [n for n in meant if held[n] not in known]
     return _assignment(text, odd[0]) if odd else None
 

@@ -1,212 +1,25 @@
-"""The object under test: its tensors, the method that takes the input, and the ways to call it.
+"""The ways to call an object: which argument is the query, which the mask, and in which layout.
 
-`CallForm` says which argument is the query, which the mask, and in which layout; `forms` lists the likely ones.
-`Repairs` keeps a call going over small faults, such as a view that needs `contiguous`, and remembers them.
+`CallForm` is one way, `forms` lists the likely ones, `prepare` makes an object ready: evaluation mode, random weights.
 """
 
 import ast
 import contextlib
-import copy
 import inspect
 import itertools
-import math
-import pdb
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from headwise.check.arguments import CallSizes, parameters_of, source_tree, value_for
-from headwise.check.trace import learner_line
-from headwise.check.vocabulary import WEIGHTS_IN, call_role, constructor_role, has_usual_value, plain, usual_value
-
-METHODS = (
-    "forward",
-    "__call__",
-    "call",
-    "attention",
-    "attend",
-    "compute",
-    "prefill",
-    "compute_attention",
-    "apply",
-    "run",
-    "multi_head_attention",
-)
-
-
-def entry(thing: Any) -> Callable[..., Any] | None:
-    """The method that takes the input; None where there is none."""
-    if isinstance(thing, nn.Module):
-        if type(thing).forward is not nn.Module.forward:
-            return thing.__call__
-        own = next((name for name in METHODS if name in vars(type(thing))), None)  # a module without a forward
-        return None if own is None else getattr(thing, own)
-    if inspect.isfunction(thing):
-        return thing
-    for name in METHODS:
-        method = getattr(thing, name, None)
-        if callable(method) and not isinstance(thing, type):
-            return method  # type: ignore[no-any-return]
-    return None
-
-
-def entry_code(thing: Any) -> CodeType | None:
-    """The code of that method, or of the function."""
-    forward = isinstance(thing, nn.Module) and type(thing).forward is not nn.Module.forward
-    return getattr(type(thing).forward if forward else entry(thing), "__code__", None)
-
-
-def signature(thing: Any) -> list[inspect.Parameter]:
-    """The named parameters of that method."""
-    forward = isinstance(thing, nn.Module) and type(thing).forward is not nn.Module.forward
-    target = thing.forward if forward else entry(thing)
-    return [] if target is None else parameters_of(target)
-
-
-def call_parameters(thing: Any) -> list[inspect.Parameter]:
-    """The parameters that a call may fill: those of the method, or what a function's weights leave open."""
-    return thing.free() if isinstance(thing, FunctionWithWeights) else signature(thing)
-
-
-def tensors(thing: Any) -> dict[str, Tensor]:
-    """Every parameter by name, and for a plain class the tensors and modules in its attributes and lists."""
-    registered = thing.named_parameters() if isinstance(thing, nn.Module) else ()
-    return dict(registered) | dict(_loose(thing))
-
-
-def _loose(thing: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Trainable tensors that are not registered in a module: in attributes, lists and dictionaries."""
-    held: Any = {} if isinstance(thing, Tensor) else getattr(thing, "__dict__", {})
-    if isinstance(thing, list | tuple):
-        held = {str(i): part for i, part in enumerate(thing)}
-    elif isinstance(thing, dict):
-        held = {str(k): part for k, part in thing.items()}
-    for name, part in held.items():
-        if name.startswith("_") and isinstance(thing, nn.Module):
-            continue
-        full = f"{prefix}{name}"
-        if isinstance(part, nn.Module):
-            for inner, tensor in part.named_parameters():
-                yield f"{full}.{inner}", tensor
-        elif isinstance(part, Tensor):
-            matrix = not is_lazy(part) and part.dim() > 1 and not isinstance(thing, nn.Module)
-            if isinstance(part, nn.Parameter) or part.requires_grad or matrix:
-                yield full, part
-        elif depth < 3 and isinstance(part, list | tuple | dict):
-            yield from _loose(part, f"{full}.", depth + 1)
-
-
-def modules(thing: Any) -> Iterator[nn.Module]:
-    """Every module inside, including those in ordinary lists and in the attributes of a plain class."""
-    if isinstance(thing, nn.Module):
-        yield from thing.modules()
-    held = [*vars(thing).values()] if hasattr(thing, "__dict__") else []
-    for part in held:
-        for item in part if isinstance(part, list | tuple) else [part]:
-            if isinstance(item, nn.Module) and item is not thing:
-                yield from item.modules()
-
-
-def materialize(thing: Any, sizes: CallSizes) -> None:
-    """Give lazy layers, such as `nn.LazyLinear`, their shapes: by one call in the first form that works."""
-    for form in itertools.islice(forms(thing, sizes), DRY_CALLS):
-        if not any(is_lazy(tensor) for tensor in tensors(thing).values()):
-            return
-        with contextlib.suppress(Exception), torch.no_grad(), quiet():  # whatever a learner's code raises
-            form.call(thing, make_inputs(form, sizes, dtype=torch.get_default_dtype()))
-
-
-def prepare(thing: Any, sizes: CallSizes | None = None, seed: int = 0) -> None:
-    """Switch to double precision and evaluation mode, and make every parameter random, biases and norms included.
-
-    Small initial values would hide wrong scales, and zero biases wrong biases. Lazy layers take the shapes of `sizes`.
-    """
-    materialize(thing, sizes or CallSizes())
-    for module in modules(thing):
-        module.double()
-        module.eval()
-    generator = torch.Generator().manual_seed(seed)
-    for tensor in tensors(thing).values():
-        if is_lazy(tensor) or not tensor.is_floating_point() or tensor.device.type == "meta":
-            continue
-        if tensor.dtype != torch.float64:
-            tensor.data = tensor.data.double()
-        kind = kind_of_weight(tensor, thing)
-        if kind != "constant":
-            tensor.data.copy_(random_weight(tensor.shape, kind, generator))
-    held = {} if isinstance(thing, nn.Module) else getattr(thing, "__dict__", {})
-    for name, part in list(held.items()):
-        if isinstance(part, Tensor) and part.is_floating_point() and part.dtype != torch.float64:
-            setattr(thing, name, part.double())
-
-
-def kind_of_weight(tensor: Tensor, thing: Any) -> str:
-    """`constant` for a number or a table of positions stored as a parameter; `scale` for that of a norm; `weight`."""
-    if (tensor.dim() == 0 and not tensor.requires_grad) or (tensor.dim() >= 2 and _is_table(tensor)):
-        return "constant"
-    return "scale" if tensor.dim() <= 1 and _is_scale(tensor, thing) else "weight"
-
-
-def random_weight(shape: Sequence[int], kind: str, generator: torch.Generator) -> Tensor:
-    """Random values in float64 for a weight of this shape, near one for the scale of a norm."""
-    fan = shape[-1] if len(shape) > 1 else 4
-    if len(shape) > 2 and shape[-1] <= 3:  # a convolution
-        fan = math.prod(shape[1:])
-    noise = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
-    return noise.mul(1.2 / math.sqrt(fan)).add(1.0 if kind == "scale" else 0.0)
-
-
-def _is_table(tensor: Tensor) -> bool:
-    """Whether a parameter holds cosines or sines of positions: its first row is that of no rotation."""
-    first, second = tensor.detach().flatten(0, -2)[:2] if tensor[..., 0].numel() > 1 else (tensor, tensor)
-    still = bool((first == 1).all()) or bool((first == 0).all())
-    return still and float(tensor.detach().abs().max()) <= 1 and len(second.unique()) > 1
-
-
-def _is_scale(tensor: Tensor, thing: Any) -> bool:
-    """Whether it is the weight of a norm, which stays near one."""
-    return any(getattr(module, "weight", None) is tensor for module in modules(thing))
-
-
-DRY_CALLS = 24  # that are tried to give lazy layers their shapes
-COUNTED = ("heads", "kv_heads", "head_width", "value_width")
-
-
-class FunctionWithWeights(nn.Module):
-    """A module that holds the weights which a function takes as arguments."""
-
-    def __init__(self, function: Callable[..., Any], sizes: CallSizes) -> None:
-        super().__init__()
-        self.function, self.sizes = [function], sizes
-        self.held: dict[str, str] = {}
-        self.constants: dict[str, Any] = {}
-        for p in inspect.signature(function).parameters.values():
-            word, role = plain(p.name), constructor_role(p.name)
-            if word in WEIGHTS_IN:
-                width = 3 * sizes.E if word == "wqkv" else sizes.E
-                self.held[p.name] = f"weight_{p.name}"
-                self.register_parameter(f"weight_{p.name}", nn.Parameter(torch.randn(sizes.E, width)))
-            elif role in COUNTED or (role in ("width", "out_width", "context") and len(word) > 1):
-                self.constants[p.name] = value_for(role, sizes)
-
-    def free(self) -> list[inspect.Parameter]:
-        """Parameters that remain for the call."""
-        parameters = inspect.signature(self.function[0]).parameters.values()
-        return [p for p in parameters if p.name not in self.held and p.name not in self.constants]
-
-    def forward(self, **named: Any) -> Any:
-        weights = {name: getattr(self, held) for name, held in self.held.items()}
-        return self.function[0](**named, **weights, **self.constants)
-
+from headwise.check.arguments import CallSizes, source_tree
+from headwise.check.environment import quiet, restored_defaults
+from headwise.check.objects import call_parameters, entry, kind_of_weight, modules, random_weight, tensors
+from headwise.check.vocabulary import call_role, has_usual_value, plain, usual_value
 
 # Layouts: the order of axes in which a class takes its input, and the way back to (B, T, E).
 
@@ -596,107 +409,39 @@ def _by_position(parameters: list[inspect.Parameter]) -> Iterator[CallForm]:
         yield CallForm({parameters[0].name: "self"}, {}, masks)
 
 
-# The environment of a call: small faults repaired, no warnings, double precision.
+# An object made ready for calls.
 
-MIXED = {
-    "matmul", "__matmul__", "__rmatmul__", "einsum", "bmm", "baddbmm", "mm", "linear", "scaled_dot_product_attention",
-}  # fmt: skip
+DRY_CALLS = 24  # that are tried to give lazy layers their shapes
 
 
-@dataclass
-class Repaired:
-    """What had to be repaired, and on which line."""
-
-    lines: dict[str, int | None] = field(default_factory=dict)  # contiguous, cuda or precision → line
-    names: dict[str, int | None] = field(default_factory=dict)  # names that were never defined
-    attributes: dict[str, int | None] = field(default_factory=dict)
-    super_missing: bool = False
-
-
-class Repairs(TorchFunctionMode):
-    """While entered, a failing `view` becomes `reshape`, products get one precision, and a GPU becomes the CPU."""
-
-    def __init__(self, filename: str | None, repaired: Repaired) -> None:
-        super().__init__()
-        self.filename, self.repaired = filename, repaired
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
-        if name == "cuda" and args and isinstance(args[0], Tensor):
-            self._note("cuda")
-            return args[0]
-        if _is_gpu(kwargs.get("device")):
-            self._note("cuda")
-            kwargs["device"] = "cpu"
-        if name == "to" and len(args) > 1 and _is_gpu(args[1]):
-            self._note("cuda")
-            args = (args[0], "cpu", *args[2:])
-        if name == "view" and args and isinstance(args[0], Tensor):
-            return self._viewed(func, args, kwargs)
-        return func(*(self._in_one_precision(args) if name in MIXED else args), **kwargs)
-
-    def _viewed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        try:
-            return func(*args, **kwargs)
-        except RuntimeError as error:
-            if "view size is not compatible" not in str(error):
-                raise
-            self._note("contiguous")
-            return torch.Tensor.reshape(*args, **kwargs)
-
-    def _in_one_precision(self, args: Any) -> Any:
-        """Arguments in double precision where a learner's `.float()` meets our doubles."""
-        kinds = {leaf.dtype for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
-        if kinds != {torch.float32, torch.float64}:
-            return args
-        self._note("precision")
-        return tree_map(lambda leaf: leaf.double() if isinstance(leaf, Tensor) else leaf, args)
-
-    def _note(self, kind: str) -> None:
-        self.repaired.lines.setdefault(kind, learner_line(self.filename))
+def materialize(thing: Any, sizes: CallSizes) -> None:
+    """Give lazy layers, such as `nn.LazyLinear`, their shapes: by one call in the first form that works."""
+    for form in itertools.islice(forms(thing, sizes), DRY_CALLS):
+        if not any(is_lazy(tensor) for tensor in tensors(thing).values()):
+            return
+        with contextlib.suppress(Exception), torch.no_grad(), quiet():  # whatever a learner's code raises
+            form.call(thing, make_inputs(form, sizes, dtype=torch.get_default_dtype()))
 
 
-def _is_gpu(device: Any) -> bool:
-    return str(device).startswith(("cuda", "mps")) and isinstance(device, str | torch.device)
+def prepare(thing: Any, sizes: CallSizes | None = None, seed: int = 0) -> None:
+    """Switch to double precision and evaluation mode, and make every parameter random, biases and norms included.
 
-
-def mutable_defaults(thing: Any) -> dict[str, Any]:
-    """Lists, dictionaries and sets that are defaults of a call's arguments: all calls share them."""
-    return {p.name: p.default for p in signature(thing) if isinstance(p.default, list | dict | set)}
-
-
-@contextlib.contextmanager
-def restored_defaults(thing: Any) -> Iterator[None]:
-    """Afterwards, the defaults of a call's arguments hold what they held before."""
-    kept = [(default, copy.copy(default)) for default in mutable_defaults(thing).values()]
-    try:
-        yield
-    finally:
-        for default, before in kept:
-            default.clear()
-            (default.extend if isinstance(default, list) else default.update)(before)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No warnings from the learner's code or about it, and no debugger that waits for input."""
-    hook, trace = sys.breakpointhook, pdb.set_trace
-    sys.breakpointhook = pdb.set_trace = lambda *_, **__: None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        sys.breakpointhook, pdb.set_trace = hook, trace
-
-
-@contextlib.contextmanager
-def double_by_default() -> Iterator[None]:
-    """Tensors that a call makes itself are double precision too, unless it says otherwise."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    Small initial values would hide wrong scales, and zero biases wrong biases. Lazy layers take the shapes of `sizes`.
+    """
+    materialize(thing, sizes or CallSizes())
+    for module in modules(thing):
+        module.double()
+        module.eval()
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in tensors(thing).values():
+        if is_lazy(tensor) or not tensor.is_floating_point() or tensor.device.type == "meta":
+            continue
+        if tensor.dtype != torch.float64:
+            tensor.data = tensor.data.double()
+        kind = kind_of_weight(tensor, thing)
+        if kind != "constant":
+            tensor.data.copy_(random_weight(tensor.shape, kind, generator))
+    held = {} if isinstance(thing, nn.Module) else getattr(thing, "__dict__", {})
+    for name, part in list(held.items()):
+        if isinstance(part, Tensor) and part.is_floating_point() and part.dtype != torch.float64:
+            setattr(thing, name, part.double())

@@ -16,7 +16,8 @@ from torch.nn.parameter import is_lazy
 from headwise.check import wire
 from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound
-from headwise.check.calls import Inputs, call_parameters, kind_of_weight, leaves, tensors
+from headwise.check.calls import Inputs, leaves
+from headwise.check.objects import call_parameters, kind_of_weight, tensors
 from headwise.check.reading import AttentionReading
 from headwise.check.sizes import OTHER_SIZES
 from headwise.check.trace import Node

@@ -12,19 +12,24 @@ import torch
 from headwise.check.arguments import constructor_role
 from headwise.check.assignment.comparison import find_assignment
 from headwise.check.assignment.deviations import add_unbound
-from headwise.check.binding import Bound, Failure, bind, bind_as_told
-from headwise.check.calls import PLAIN, tensors
+from headwise.check.binding import Bound, Failure
+from headwise.check.calls import PLAIN
 from headwise.check.challenge import Claim
-from headwise.check.code.loader import NAME, Case, Loaded, candidates, load
+from headwise.check.code.candidates import NAME, candidates
+from headwise.check.code.case import Case
+from headwise.check.code.loader import Loaded, load
 from headwise.check.code.source import MULTI
 from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Examination, own_fault
 from headwise.check.faults.chunks import in_one_chunk
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.questions import SINGLE, WEIGHTLESS
 from headwise.check.mistakes import Finding, settled
+from headwise.check.objects import tensors
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report
+from headwise.check.search import bind, bind_as_told
+from headwise.check.sizes import CallSizes
 from headwise.check.templates import write
 from headwise.check.unfinished.fragments import core_report, fragments, is_core
 from headwise.check.unfinished.progress import review
@@ -95,8 +100,8 @@ def _is_last_resort(bound: Bound) -> bool:
 
 def _is_narrowed(bound: Bound) -> bool:
     """Whether it runs only with the width of a head for its width, where the usual call fails after a projection."""
-    given = bound.built.arguments
-    if not any(constructor_role(n) == "width" and v == bound.sizes.D for n, v in given.items()):
+    given, narrow = bound.built.arguments, {bound.sizes.D, CallSizes().D}
+    if not any(constructor_role(n) == "width" and v in narrow for n, v in given.items()):
         return False
     late = (f for f in bound.failures if f.bare and f.projected and not f.deliberate)
     return any("cannot be multiplied" not in str(f.error) for f in late)

@@ -21,15 +21,17 @@ from headwise import reference
 from headwise.check import wire
 from headwise.check.arguments import Built
 from headwise.check.binding import Bound
-from headwise.check.calls import OTHERS, PLAIN, CallForm, Inputs, Repaired, leaves, make_inputs, random_weight, tensors
-from headwise.check.code.loader import Case
+from headwise.check.calls import OTHERS, PLAIN, CallForm, Inputs, leaves, make_inputs
+from headwise.check.code.case import Case
 from headwise.check.code.source import read_source
 from headwise.check.configuration import StandInConfig
+from headwise.check.environment import Repaired
 from headwise.check.faults import CERTIFICATE, behavior, masks, sizes, stages
 from headwise.check.faults.mask_meaning import IDS, LENGTHS, MaskArgument, MaskTrial, TriedMask, of_prefix, shaped_masks
 from headwise.check.faults.scores import is_of_distance
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import random_weight, tensors
 from headwise.check.proof import TOLERANCE, expected_output, prediction_error
 from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Item, Report

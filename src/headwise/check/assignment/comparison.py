@@ -20,12 +20,16 @@ from headwise.check.assignment.deviations import Assigned, described
 from headwise.check.assignment.forms import REQUIRED, find_form
 from headwise.check.assignment.solutions import as_written, blueprint_of, is_plain
 from headwise.check.assignment.transfer import copy_parameters
-from headwise.check.binding import Bound, bind
-from headwise.check.calls import CallForm, Inputs, call_parameters, make_inputs, prepare
-from headwise.check.code.loader import Case, candidates, load
+from headwise.check.binding import Bound
+from headwise.check.calls import CallForm, Inputs, make_inputs, prepare
+from headwise.check.code.candidates import candidates
+from headwise.check.code.case import Case
+from headwise.check.code.loader import load
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.mistakes import ORDER, Finding, Found, Note
+from headwise.check.objects import call_parameters
 from headwise.check.reading import AttentionReading, read
+from headwise.check.search import bind
 from headwise.check.templates import write
 from headwise.errors import OptionError
 

@@ -17,11 +17,14 @@ from headwise.check.arguments import CallSizes, constructor_role, parameters_of
 from headwise.check.assignment.forms import REQUIRED, Assignment
 from headwise.check.assignment.solutions import as_written
 from headwise.check.binding import Bound
-from headwise.check.calls import Inputs, call_parameters, entry, leaves, modules, prepare, quiet
-from headwise.check.code.loader import Case
+from headwise.check.calls import Inputs, leaves, prepare
+from headwise.check.code.case import Case
+from headwise.check.environment import quiet
 from headwise.check.faults.mask_meaning import measured
+from headwise.check.faults.masks import line_of_meaning
 from headwise.check.faults.stages import stage_findings
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import call_parameters, entry, modules
 from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report
 from headwise.check.trace import error_line
@@ -77,7 +80,7 @@ class Deviations:
             ("form-constructor", self._line_of("__init__"), self.constructor_problems),
             ("form-call", self._line_of("forward"), self.call_problems),
             ("form-return", self._return_line(), self._return_problems()),
-            ("form-mask", self._line_of("forward"), self._mask_problems()),
+            ("form-mask", self._mask_line(), self._mask_problems()),
             ("form-name", self._line_of("__init__"), self._name_problems()),
         ):
             found = list(problems)
@@ -258,6 +261,14 @@ class Deviations:
             yield "wrong", f"no causal mask of its own, only {self.form.mask}; here a token never sees later ones"
         elif self.form.mask and not self.call_problems:
             yield from self._argument_problems()
+
+    def _mask_line(self) -> int | None:
+        """The line that applies a mask, or forward where none does."""
+        if self.reading is None:
+            return self._line_of("forward")
+        known = (a for a in measured(self.bound, self.reading) if a.meaning)
+        applied = (line_of_meaning(argument, self.bound, self.reading) for argument in known)
+        return next(applied, None) or self.reading.core.pattern_line(inverted=False) or self._line_of("forward")
 
     def _hides_future(self, call: Callable[..., Any], inputs: Inputs, *mask: Tensor) -> bool:
         """Whether the last token changes no output but its own."""

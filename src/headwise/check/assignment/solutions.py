@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.assignment.transfer import has_bias
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, call_parameters, leaves
+from headwise.check.calls import PLAIN, leaves
 from headwise.check.faults.mask_meaning import MEANING, measured
+from headwise.check.objects import call_parameters
 from headwise.check.reading import AttentionReading
 
 HIDES = {"keep": "{mask} == 0", "drop": "{mask} != 0"}  # meaning of a mask → where it hides a key

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from headwise.check.binding import Bound
-from headwise.check.calls import tensors
 from headwise.check.fits import ALIKE, Fit
+from headwise.check.objects import tensors
 from headwise.check.reading import AttentionReading, read
 
 NONE = 1e-9  # of a bias, relative to the weights: there is none

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from headwise.check.code.case import Case
 from headwise.check.code.intent import Stated
-from headwise.check.code.loader import Case
 from headwise.check.vocabulary import call_role
 
 SHAPES = {"bt": "(B,S)", "btt": "(B,T,S)", "tt": "(T,S)", "b1tt": "(B,1,T,S)", "b11t": "(B,1,1,S)", "b1t": "(B,1,S)"}

@@ -6,14 +6,14 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from headwise.check.code.loader import Case
+from headwise.check.code.case import Case
 
 ON = r"(?:1s?|ones?|True|nonzero|non-zero)"
 OFF = r"(?:0s?|zeros?|False)"
 LINK = r"\s*(?:=+|:|->|→|means?|for|where|at|on|is|are|marks?|indicates?|to)\s*"
 FILLER = (
     r"(?:(?:the|an?|any|all|to|be|is|are|it|which|that|this|tokens?|positions?|keys?|can|may|you|must|should|will"
-    r"|shall)\s+)*"
+    r"|shall|has|have|needs?)\s+)*"
 )
 NOT = r"(not\s+|cannot\s+|can't\s+|don't\s+|never\s+|no\s+)?"
 SEEN = r"(?:attend|attended|keep|kept|visible|real|valid|allowed|see|seen|use|used|look|unmasked|content)"
@@ -21,6 +21,13 @@ HIDDEN = (
     r"(?:mask|masked|masking|hide|hidden|hides|ignored?|pad|padding|padded|block|blocked|drop|dropped|forbidden|future"
     r"|invisible|disallowed|excluded?)"
 )
+TOKENS = re.compile(
+    r"1|\w*(seq|len|tok|time|pos)\w*|[tslqknmij]|[tslqk]_?\d?|tgt|src|target|source|keys?|quer(y|ies)|num_\w+",
+    re.IGNORECASE,
+)
+# Where a description of a shape ends: an arrow, or the name of something else.
+NEXT = re.compile(r"->|→|=>|变为|\bbecomes\b|\breturns?\b|\s(?!shapes?|sizes?|mask)[a-z_]+\s*:\s", re.IGNORECASE)
+HEADS = re.compile(r"h|\w*heads?", re.IGNORECASE)
 BATCH = r"(?:batch\w*|bs|bsz|b|n)"
 DESCRIBED = r"\bshape\b\W{0,4}[(\[]\s*batch\w*\s*,\s*\w+\s*,\s*\w+\s*[)\]]"  # of an input, in a docstring
 ADDED = re.compile(r"\badd(ed|itive)\b|\bnegative\b|-\s*inf|-\s*1e\d", re.IGNORECASE)
@@ -51,25 +58,36 @@ def stated_meaning(case: Case, name: str) -> Stated | None:
     return found[0] if len({stated.meaning for stated in found}) == 1 else None
 
 
-def _about(text: str, name: str) -> Iterator[str]:
+def _about(text: str, name: str, others: str = r"\b\w*mask\w*\b|\b\w+_lens?\b") -> Iterator[str]:
     """The part of a line that speaks of this mask: from its name, or from the word mask, to the name of another one."""
-    names = list(re.finditer(r"\b\w*mask\w*\b|\b\w+_lens?\b", text, re.IGNORECASE))
+    names = list(re.finditer(others, text, re.IGNORECASE))
     for i, match in enumerate(names):
         any_mask = all(m[0].lower() in ("mask", "masks", name) for m in names)
         if match[0] == name or (match[0].lower() in ("mask", "masks") and any_mask):
             yield text[match.start() : names[i + 1].start() if i + 1 < len(names) else None]
 
 
-def stated_shape(case: Case, name: str) -> Stated | None:
-    """The shape that the file states for this mask, (B,S) or (B,T,S); None where it states none or several."""
-    shape = rf"[(\[]\s*{BATCH}\s*,\s*[a-z][\w ]*(,\s*[a-z][\w ]*)?[)\]]"
-    found = [
-        Stated("(B,T,S)" if third else "(B,S)", line)
-        for line, text in _statements(case)
-        if not _computes(text, name)
-        for third in re.findall(rf"\b{name}\b.{{0,40}}?{shape}", text, re.IGNORECASE)
-    ]
-    return found[0] if len({stated.meaning for stated in found}) == 1 else None
+def stated_shapes(case: Case, name: str) -> list[Stated]:
+    """Every shape that the file states for this mask, such as (B,S) or (B,T,S); of an arrow, what comes before it."""
+    found = []
+    for line, text in _statements(case):
+        for part in _about("" if _computes(text, name) else text, name, r"\b\w*mask\w*\b"):
+            before = NEXT.split(part[:120])[0]
+            near = re.match(r"\w+.{0,40}?[(\[]", before) is not None
+            groups = re.findall(r"[(\[]([\w\s,·*]+)[)\]]", before) if near else []
+            shapes = [shape for group in groups if (shape := _shape(group.split(",")))]
+            found += [Stated(shape, line) for shape in dict.fromkeys(shapes)]
+    return found
+
+
+def _shape(axes: list[str]) -> str:
+    """The axes of a mask in our letters; empty where they are not known."""
+    words = [axis.strip() for axis in axes]
+    first = ["B"] if re.fullmatch(BATCH, words[0], re.IGNORECASE) else []
+    rest = words[len(first) :]
+    letters = [a if a == "1" else "H" if HEADS.fullmatch(a) else "T" if TOKENS.fullmatch(a) else "" for a in rest]
+    known = len(words) > 1 and "" not in letters and letters[-1:] == ["T"]
+    return f"({','.join([*first, *letters[:-1], 'S'])})" if known else ""
 
 
 def stated_window(case: Case, sizes: dict[str, int]) -> tuple[str, int, int] | None:
@@ -82,6 +100,13 @@ def stated_window(case: Case, sizes: dict[str, int]) -> tuple[str, int, int] | N
             if re.search(said, text):
                 return name, size, line
     return None
+
+
+def states_norm(case: Case, name: str) -> bool:
+    """Whether the file says that queries, keys or values are normalized."""
+    many = {"query": "quer(?:y|ies)", "key": "keys?", "value": "values?"}[name]
+    said = rf"\b{many}\b[^.,;]{{0,30}}\bnormali[sz]|normali[sz]\w*[^.,;]{{0,30}}\b{many}\b"
+    return any(re.search(said, text, re.IGNORECASE) for _, text in _statements(case))
 
 
 def states_one_length(case: Case, first: str, second: str) -> int | None:
@@ -100,6 +125,18 @@ def states_one_length(case: Case, first: str, second: str) -> int | None:
 def states_one_token(case: Case) -> int | None:
     """The line that says that a call takes one token at a time; None where none does."""
     said = rf"\b(?:one|single) token\b|token by token|[(\[]\s*{BATCH}\s*,\s*1\s*,"
+    return next((line for line, text in _statements(case) if re.search(said, text, re.IGNORECASE)), None)
+
+
+def states_pieces(case: Case) -> int | None:
+    """The line that says that a text may be given piece by piece; None where none does."""
+    said = r"\b(?:several|many|more than one) (?:pieces|chunks|parts|tokens|calls)\b|\bchunk(?:ed|s|wise)\b|\bprefill"
+    return next((line for line, text in _statements(case) if re.search(said, text, re.IGNORECASE)), None)
+
+
+def states_output_first(case: Case) -> int | None:
+    """The line that says that the output is returned before the weights; None where none does."""
+    said = r"\breturns?\b\W{0,12}(?:out|output|context|result|y|x)\b[^.\n]{0,20},[^.\n]{0,12}\b(?:att\w*|weights?)"
     return next((line for line, text in _statements(case) if re.search(said, text, re.IGNORECASE)), None)
 
 

@@ -80,13 +80,16 @@ IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
     options.options,
     settings.own_defaults,
     settings.constructor_options,
+    settings.windows,
     chunks.chunks,
     positions.position_tables,
+    positions.idle_tables,
     options.caches,
     decoding.extended_cache,
     decoding.positioned_cache,
     decoding.stepwise,
     stages.unused_results,
+    stages.unused_tables,
     behavior.globals_in_place_of_arguments,
     sizes.other_lengths,
     sizes.other_sizes,
@@ -102,7 +105,12 @@ ONLY_IF_RIGHT: tuple[Fault, ...] = (
 )
 # What must be verified before anything is called right.
 CERTIFICATE: dict[str, tuple[Fault, ...]] = {
-    "matches the reference on fresh inputs": (*stages.STAGES, stages.fresh_inputs, stages.unused_results),
+    "matches the reference on fresh inputs": (
+        *stages.STAGES,
+        stages.fresh_inputs,
+        stages.unused_results,
+        stages.unused_tables,
+    ),
     "matches the reference at three sizes": (sizes.other_sizes, sizes.grouped_heads),
     "every output depends on exactly the tokens it may see": (behavior.influence, behavior.batch_leak),
     "optional arguments, with and without": (
@@ -111,6 +119,7 @@ CERTIFICATE: dict[str, tuple[Fault, ...]] = {
         options.options,
         settings.own_defaults,
         settings.constructor_options,
+        settings.windows,
         options.caches,
         decoding.extended_cache,
         decoding.positioned_cache,
@@ -141,6 +150,7 @@ CERTIFICATE: dict[str, tuple[Fault, ...]] = {
         sizes.other_lengths,
         chunks.chunks,
         positions.position_tables,
+        positions.idle_tables,
     ),
     "every branch was taken": (branches.hidden_branches, branches.every_branch),
     "nothing is read from outside the class": (

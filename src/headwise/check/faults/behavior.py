@@ -1,26 +1,28 @@
 """How it behaves when it is called again: the same result, inputs untouched, samples apart, weights as returned."""
 
-import contextlib
 import re
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound, module_sizes
-from headwise.check.calls import PLAIN, Inputs, call_parameters, leaves, make_inputs
-from headwise.check.code.intent import states_batch_first, states_batch_second
-from headwise.check.code.loader import globals_read
+from headwise.check.calls import PLAIN, Inputs, leaves, make_inputs
+from headwise.check.code.intent import states_batch_first, states_batch_second, states_output_first
+from headwise.check.code.names import globals_read
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.questions import influence as influence_of
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import call_parameters
 from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import VIEWS
 from headwise.check.vocabulary import plain
 
+REDUCES = ("mean", "sum", "amax", "var", "std", "max", "prod", "logsumexp", "linalg_vector_norm", "norm")
 ASKS = re.compile(r"(return|need|output|with|average)\w*(weight|att|map)")  # an argument that asks for weights
 
 
@@ -113,11 +115,15 @@ def batch_leak(bound: Bound, reading: AttentionReading | None) -> Found:
 
 
 def _mixing_line(bound: Bound) -> int | None:
-    """The first line that takes a mean, sum or the like over the samples."""
+    """The first line that takes a mean or the like over the samples, or that gives their axis to something else."""
     B, nodes = bound.inputs.query.shape[0], bound.trace.nodes
     for node in nodes:
+        if node.op in VIEWS and node.parents and node.value.dim() > 1 and bound.form.layout == PLAIN:
+            first = nodes[node.parents[0]].value.shape[:1]
+            if first == (B,) and node.value.shape[0] % B and node.value.shape[0] != 1:
+                return node.line
         before = nodes[node.parents[0]].value if node.parents else None
-        reduces = node.op in ("mean", "sum", "amax", "var", "std", "max", "prod", "logsumexp")
+        reduces = node.op in REDUCES
         if reduces and before is not None and before.dim() and before.shape[0] == B != (*node.value.shape, 0)[0]:
             return node.line
     return None
@@ -152,6 +158,17 @@ def _reinterpreting_line(bound: Bound, reading: AttentionReading) -> int | None:
         before = nodes[node.parents[0]].value.shape
         if before[:3] == (B, T, H) and node.value.shape[:3] == (B, H, T):
             return node.line
+    return _line_over_tokens(bound, reading)
+
+
+def _line_over_tokens(bound: Bound, reading: AttentionReading) -> int | None:
+    """The first line before the softmax that takes a norm, mean or the like over the tokens of a head."""
+    B, H, T, _ = reading.core.weights.shape
+    nodes = bound.trace.nodes
+    for node in nodes[: reading.core.nodes.softmax[0].index]:
+        before = nodes[node.parents[0]].value.shape if node.parents else ()
+        if node.op in REDUCES and before[:3] == (B, H, T) and node.value.shape[2:3] != (T,) and node.line is not None:
+            return node.line
     return None
 
 
@@ -181,13 +198,22 @@ def judged_weights(bound: Bound, reading: AttentionReading | None, masks: list[d
     """Every returned table of queries × keys, compared with the weights of the call, and of calls with these masks."""
     found = list(_judged_weights(bound, reading))
     yield from found
-    for given in masks or [] if not any(isinstance(f, Finding) or f.kind == "absent" for f in found) else []:
-        with contextlib.suppress(Exception):  # both together are refused
-            other = bound.called(bound.given | given)
-            finite = other.output is not None and bool(torch.isfinite(other.output).all())  # no row is empty
-            masked = _judged_weights(other, read(other)) if finite else ()
-            wrong = (f for f in masked if isinstance(f, Finding))
-            yield from (replace(f, detail=f"with {next(iter(given))}: {f.detail}") for f in wrong)
+    for given in masks or [] if not any(isinstance(f, Finding) for f in found) else []:
+        yield from _masked_weights(bound, given)
+
+
+def _masked_weights(bound: Bound, given: dict[str, Any]) -> Found:
+    """What is wrong with the weights that a call with a mask returns, unless a row of it is empty."""
+    try:
+        other = bound.called(bound.given | given)
+    except Exception:  # both together are refused
+        return
+    finite = other.output is not None and bool(torch.isfinite(other.output).all())
+    for result in _judged_weights(other, read(other)) if finite else ():
+        if isinstance(result, Finding):
+            yield replace(result, detail=f"with {next(iter(given))}: {result.detail}")
+        elif result.kind == "untried":
+            yield Note("untried", f"with {next(iter(given))}, {result.words}")
 
 
 def _judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -198,17 +224,22 @@ def _judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
         words = f"shape {tuple(unknown[0].shape)} is not a table of queries × keys"
         yield Finding("weights-returned", words, bound.case.return_line(several=True))
         return
-    if unknown:
+    if unknown or _returns_no_number(bound):
         yield Note("untried", "what is returned besides the output")
     if reading is None or not tables:
         yield Note("absent", "none are returned")
+        return
+    said = states_output_first(bound.case) if tables[0][0] == 0 else None
+    if said is not None and isinstance(bound.returned, tuple | list):
+        words = f"the weights come first, where line {said} says that the output does"
+        yield Finding("weights-returned", words, bound.case.return_line(several=True))
         return
     for index, table in tables:
         if not are_used(table, reading) and _are_scores(table, bound, reading):
             yield Note("variant", "the scores are returned, not the weights")
             continue
         if not are_used(table, reading):
-            sums = table.sum(-1).flatten()
+            sums = table.double().sum(-1).flatten()
             made = reading.core.trace.returned[index] if index < len(reading.core.trace.returned) else None
             inside = None if made is None else reading.core.trace.nodes[made].line
             line = bound.case.return_line(inside, several=True) or bound.case.return_line(several=True)
@@ -244,8 +275,8 @@ def returned_tables(bound: Bound, reading: AttentionReading) -> list[tuple[int, 
 
 
 def _unexplained(bound: Bound, reading: AttentionReading, tables: list[int]) -> list[Tensor]:
-    """Returned tensors that are neither the output, weights, an argument, nor keys and values together."""
-    given = [*bound.inputs, *(value for value in bound.given.values() if isinstance(value, Tensor))]
+    """Returned tensors that are neither the output, weights, an input, nor keys and values together."""
+    given = [*bound.inputs]
     rest = [(i, leaf) for i, leaf in enumerate(leaves(bound.returned)) if i not in tables]
     output = next((i for i, leaf in rest if bound.gives(bound.form.result(leaf, bound.inputs))), None)
     rest = [(i, leaf) for i, leaf in rest if i != output and not any(_is_copy(leaf, other) for other in given)]
@@ -254,6 +285,12 @@ def _unexplained(bound: Bound, reading: AttentionReading, tables: list[int]) -> 
     kept = {i: {name for name, nodes in parts.items() if made.get(i) in nodes} for i, _ in rest}
     pair = any("key" in names for names in kept.values()) and any("value" in names for names in kept.values())
     return [leaf for i, leaf in rest if not (pair and kept[i] & {"key", "value"})]
+
+
+def _returns_no_number(bound: Bound) -> bool:
+    """Whether a tensor of bits or whole numbers, such as a mask, is returned."""
+    parts = tree_leaves(bound.returned)
+    return any(isinstance(part, Tensor) and not (part.is_floating_point() or part.is_complex()) for part in parts)
 
 
 def _is_direct(leaf: Tensor, returned: Any) -> bool:
@@ -274,7 +311,8 @@ def are_used(table: Tensor, reading: AttentionReading) -> bool:
     """Whether it equals the weights, before or after dropout, of every head or averaged, in any order of the axes."""
     used = [w for w in (reading.core.weights, reading.core.softmax) if w is not None]
     forms = [f for w in used for f in (w, w.transpose(0, 1), w.mean(1), *w.unbind(1))]  # or of one head each
-    return any(f.numel() == table.numel() and same(table, f.reshape(table.shape), 1e-6) for f in forms)
+    held = table.double()
+    return any(f.numel() == held.numel() and same(held, f.reshape(held.shape), 1e-6) for f in forms)
 
 
 def _are_scores(table: Tensor, bound: Bound, reading: AttentionReading) -> bool:

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, Inputs, entry_code, signature
+from headwise.check.calls import PLAIN, Inputs
 from headwise.check.code.choices import compared
 from headwise.check.coverage import CodePart
 from headwise.check.faults.options import doubts
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import entry_code, signature
 from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import error_line, is_deliberate
 from headwise.check.vocabulary import call_role

@@ -13,9 +13,11 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from headwise.check.binding import Bound, Failure
-from headwise.check.calls import PLAIN, Repaired, leaves
+from headwise.check.calls import PLAIN, leaves
+from headwise.check.code.case import Case
 from headwise.check.code.intent import states_one_token
-from headwise.check.code.loader import Case, globals_read, imports_missing_in_siblings, names_used, stand_ins_used
+from headwise.check.code.names import globals_read, imports_missing_in_siblings, names_used, stand_ins_used
+from headwise.check.environment import Repaired
 from headwise.check.mistakes import Finding, Found, settled
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report
@@ -258,9 +260,20 @@ def _turned_output(bound: Bound) -> Finding | None:
             layers = {n.line for n in bound.trace.nodes if n.op in PRODUCTS}
             start = max((n.index for n in bound.trace.softmax_nodes()), default=0)
             moved = (n for n in bound.trace.nodes[start:] if n.op in SWAPS and _is_turned(n.value, leaf))
+            turned = _turning_line(bound)
             views = (n for n in reversed(bound.trace.nodes) if n.op in VIEWS and n.line not in layers)
             last = [n.line for n in (*moved, *views) if n.line is not None]
-            return Finding("output-shape", words, last[0] if last else bound.case.return_line())
+            return Finding("output-shape", words, turned or (last[0] if last else bound.case.return_line()))
+    return None
+
+
+def _turning_line(bound: Bound) -> int | None:
+    """The first line that brings the tokens before the batch, where the samples then stay behind them."""
+    nodes, (B, T) = bound.trace.nodes, bound.inputs.query.shape[:2]
+    for node in (n for n in nodes if n.op in SWAPS and n.parents and n.line is not None):
+        before, after = nodes[node.parents[0]].value.shape, node.value.shape
+        if len(after) >= 3 and before[0] == B and after[0] == T and B in after[1:]:
+            return node.line
     return None
 
 

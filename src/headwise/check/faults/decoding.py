@@ -12,16 +12,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, Inputs, leaves, mutable_defaults, restored_defaults, signature
+from headwise.check.calls import PLAIN, Inputs, leaves
+from headwise.check.environment import mutable_defaults, restored_defaults
 from headwise.check.faults.mask_meaning import is_boolean
 from headwise.check.faults.options import POSITION, cache_candidates, is_cache, is_position, optional_arguments
 from headwise.check.faults.parts import odd_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import signature
 from headwise.check.reading import AttentionReading
 from headwise.check.trace import Trace, error_line
 from headwise.check.vocabulary import plain
 
+FEW = 2  # samples
 STEP = re.compile(r"^(step|decode(step|one|token)?|forwardstep|onestep|nexttoken|infer(step)?|stepforward)$")
 RESET = re.compile(r"^(reset|clear|empty|init)\w*(cache|state|memory)?$")
 
@@ -87,14 +90,15 @@ def positioned_cache(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Note("good", f"{names[0]}: only distances count")
         return
     cut, thing = bound.sizes.T - 1, copy.deepcopy(bound.thing)
-    first, last = (Inputs(*(x[:, part] for x in bound.inputs)) for part in (slice(0, cut), slice(cut, None)))
+    few = bound.inputs.of_samples(FEW)  # a cache that was made in advance may have room for a few samples only
+    first, last = (Inputs(*(x[:, part] for x in few)) for part in (slice(0, cut), slice(cut, None)))
     bound.output_of(first, {names[0]: 0}, thing)
     try:
         other = bound.called({names[0]: cut}, thing=thing, inputs=last)
     except Exception as error:
         yield Note("untried", f"{names[0]}={cut}: {type(error).__name__}: {error}".splitlines()[0][:160])
         return
-    whole, alone = bound.output[:, cut:], bound.output_of(last)
+    whole, alone = bound.output[:FEW, cut:], bound.output_of(last)
     if other.output is None or (alone is not None and same(other.output, alone)):
         yield Note("untried", f"the argument {names[0]}")
     elif same(other.output, whole):

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from headwise.check.binding import Bound
-from headwise.check.calls import call_parameters
 from headwise.check.fits import same, side_by_side
+from headwise.check.objects import call_parameters
 from headwise.check.reading import AttentionReading
 from headwise.check.trace import Core, error_line, find_attention
 from headwise.check.vocabulary import call_role, plain
@@ -46,7 +46,7 @@ class TriedMask:
     shape: str
     mask: Tensor
     # keep, drop, additive, none, leaks, after, discarded, wrong sample, transposed, queries, some heads, nan, other;
-    # empty if it raised
+    # misfit if the output has another shape, empty if it raised
     meaning: str = ""
     error: Exception | None = None
     line: int | None = None
@@ -142,7 +142,9 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
             argument.tried += _added(trial, shape, mask, meant)
     first = argument.first(argument.meaning)
     if first is not None and first.mask.dtype == torch.bool and first.meant is not None:
-        argument.tried += _added(trial, first.shape, first.mask, first.meant)  # numbers may take another branch
+        ones = trial(first.shape, first.mask.double(), first.meant)
+        if ones.meaning != first.meaning:  # numbers take another branch
+            argument.tried += _added(trial, first.shape, first.mask, first.meant)
     if not argument.meaning:
         B, H, T, S = reading.core.weights.shape
         lengths = 1 + torch.arange(B) % (S - 1)
@@ -274,16 +276,17 @@ class MaskTrial:
             return tried
         tried.modified = not torch.equal(mask, tried.mask)
         core = self.same_arrangement(other)
+        before, after = self.bound.output, other.output
         if core is None or core.weights.shape != self.reading.core.weights.shape or self._has_more_axes(core):
-            tried.meaning = "other"
+            fits = before is not None and after is not None and before.shape == after.shape
+            tried.meaning = "other" if fits else "misfit"
             return tried
-        tried.seen = core.weights.nan_to_num() > 1e-30
+        tried.seen = _finite(core.weights) > 1e-30
         tried.meaning = self._meaning(core, meant, tried.mask)
         tried.raised = tried.meaning in ("keep", "drop") and _are_even(core.weights)
         moved = tried.meaning in ("wrong sample", "transposed", "queries")
         late = tried.meaning == "after"
         tried.line = core.after_softmax_line() if late else core.mask_line(self.bound.trace, moves=moved)
-        before, after = self.bound.output, other.output
         if tried.meaning in ("keep", "drop") and self._changes_weights(core, tried.seen):
             tried.meaning = "rescaled"
         elif tried.meaning in MEANING and not self._is_explained(core, after):
@@ -330,9 +333,9 @@ class MaskTrial:
         return expected.shape == output.shape and same(expected[rows], output[rows], 1e-6)
 
     def _meaning(self, core: Core, meant: Tensor, mask: Tensor) -> str:
-        scores, weights = self.reading.scores, core.weights.nan_to_num()
+        scores, weights = self.reading.scores, _finite(core.weights)
         assert scores is not None  # noqa: S101 - masks are measured only where scores were read
-        if same(weights, self.reading.core.weights.nan_to_num()):
+        if same(weights, _finite(self.reading.core.weights)):
             return "none"
         base, seen = self._usual()[0], weights > 1e-30
         kept, hidden = agree(seen, meant & base), agree(seen, ~meant & base)
@@ -372,6 +375,11 @@ class MaskTrial:
                 if abs(factor) > 1e-9 and same(change, factor * wide, 1e-6):
                     return factor
         return None
+
+
+def _finite(weights: Tensor) -> Tensor:
+    """Weights with zero in place of what is no number: minus infinity after the softmax hides a key as well."""
+    return weights.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _are_even(weights: Tensor) -> bool:

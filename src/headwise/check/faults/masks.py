@@ -11,9 +11,9 @@ import torch
 
 from headwise.check.arguments import parameters_of, plain
 from headwise.check.binding import Bound
-from headwise.check.calls import FunctionWithWeights, Inputs, make_inputs, signature
+from headwise.check.calls import Inputs, make_inputs
 from headwise.check.code.example import example_shape
-from headwise.check.code.intent import stated_meaning, stated_shape
+from headwise.check.code.intent import stated_meaning, stated_shapes
 from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.mask_meaning import (
     LENGTHS,
@@ -31,6 +31,7 @@ from headwise.check.faults.questions import triangle_line
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import FunctionWithWeights, signature
 from headwise.check.proof import expected_output
 from headwise.check.reading import AttentionReading, pattern, read
 from headwise.check.trace import REPEATS, error_line, find_attention, is_deliberate
@@ -47,6 +48,7 @@ LEFT_OUT = re.compile(
     r"#[^\n]*(?:mask[^\n]*(?:ignor|not used|unused|忽略|省略|未使用)|(?:ignor|unused|忽略|省略)[^\n]*mask)",
     re.IGNORECASE,
 )
+COMPARES = {"eq", "ne", "lt", "le", "gt", "ge", "logical_not", "bitwise_not"}
 JOINS = ("bitwise_", "logical_", "__or", "__and", "__xor")  # operations that put two masks together
 CAUSAL_FLAGS = ("causal", "is_causal", "masked", "mask", "use_mask", "causal_mask", "apply_mask", "use_causal_mask")
 CAUSAL_MISTAKES = {
@@ -90,27 +92,35 @@ def _against_words(argument: MaskArgument, bound: Bound, reading: AttentionReadi
         return
     found, said = MEANING[argument.meaning], MEANING[stated.meaning]
     words = f"argument {argument.name}: {found}, where {stated.place} says {said}"
-    yield Finding("mask-convention", words, _line_of_meaning(argument, bound, reading))
+    yield Finding("mask-convention", words, line_of_meaning(argument, bound, reading))
 
 
-def _line_of_meaning(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> int | None:
-    """The line that applies a mask, or that makes one out of it; numbers show more steps than bits."""
+def line_of_meaning(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> int | None:
+    """The line that compares or inverts a mask, or else applies it; numbers show more steps than bits."""
     tried = argument.first(argument.meaning)
     if tried is None or tried.meant is None:
         return None
+    usual = _lines(bound)
+    for mask in (tried.mask.double(), tried.mask):
+        with contextlib.suppress(Exception):  # it takes no numbers
+            nodes = bound.called({argument.name: mask.clone()}).trace.nodes
+            turned = (n for n in nodes if n.op in COMPARES and n.line is not None and n.line not in usual)
+            if (first := next(turned, None)) is not None:
+                return first.line
     numbers = MaskTrial(bound, reading, argument.name)(tried.shape, tried.mask.double(), tried.meant)
     return numbers.line if numbers.meaning == tried.meaning else tried.line
 
 
 def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
     """A mask of the shape that a comment states, or of the axes or type that the code asks for, must work."""
-    stated = stated_shape(bound.case, argument.name) or example_shape(bound.case, argument.name)
-    tried = [] if stated is None else [t for t in argument.tried if t.shape == stated.meaning]
-    if stated is not None and tried and all(t.error is not None for t in tried):
-        words = f"argument {argument.name}, shape {stated.meaning}, as {stated.place} says"
-        words += f": {type(tried[0].error).__name__}: {tried[0].error}"
-        line = _widened_before(bound, argument, tried[0]) or tried[0].line
-        return [Finding("mask-crashes", words.splitlines()[0][:200], line)]
+    example = example_shape(bound.case, argument.name)
+    for stated in [*stated_shapes(bound.case, argument.name), *([example] if example is not None else [])]:
+        tried = [t for t in argument.tried if t.shape == stated.meaning]
+        if tried and all(t.error is not None for t in tried):
+            words = f"argument {argument.name}, shape {stated.meaning}, as {stated.place} says"
+            words += f": {type(tried[0].error).__name__}: {tried[0].error}"
+            line = _widened_before(bound, argument, tried[0]) or tried[0].line
+            return [Finding("mask-crashes", words.splitlines()[0][:200], line)]
     if (table := _lost_queries(argument)) is not None:
         words = f"argument {argument.name}: shape (B,1,S) works, shape (B,T,S) raises {type(table.error).__name__}"
         line = _moving_line(bound, argument)
@@ -225,7 +235,7 @@ def _example(tried: TriedMask) -> str:
 
 
 def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
-    meanings = {t.meaning for t in argument.tried if t.error is None}
+    meanings = {t.meaning for t in argument.tried if t.error is None} - {"misfit"}
     tried = argument.first("leaks") or argument.first("nan")
     needed = bound.form.fixed.get(argument.name) is not None  # what it takes is known, and is none of these
     if not meanings or (meanings == {"other"} and _usual_shapes_raise(argument)):
@@ -238,15 +248,37 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
         yield Finding("softmax-twice" if twice else "mask-leaks", words, line)
     elif tried is not None and meanings <= {"nan", "none"}:
         words = f"argument {argument.name}, shape {tried.shape}: the weights are NaN"
-        yield Finding("mask-nan", words, tried.line or reading.core.softmax_line)
+        core = MaskTrial(bound, reading, argument.name).same_arrangement(
+            bound.called({argument.name: tried.mask.clone()})
+        )
+        filled = None if core is None else core.bad_fill_line()
+        yield Finding("mask-nan", words, filled or tried.line or reading.core.softmax_line)
     elif meanings == {"none"} and "mask" in plain(argument.name) and "head" not in plain(argument.name):
         words = f"argument {argument.name}: no mask that it accepts changes any weight"
+        if _acts_in_a_new_object(argument, bound):
+            words = f"after a call without {argument.name}, it has no effect; in a new object it has"
+            yield Finding("remembers-calls", words, bound.case.line_of_state())
+            return
         admitted = _is_admitted(bound, reading, argument.name)
         line = _unused_line(bound, argument)
         yield Finding("mask-ignored", words, line, severity="fragile" if admitted else "")
     else:
         mixed = _mixes_samples(argument, bound)
         yield from [mixed] if mixed is not None else _same_for_all(argument, reading)
+
+
+def _acts_in_a_new_object(argument: MaskArgument, bound: Bound) -> bool:
+    """Whether a mask changes the first result of an object that was never called."""
+    if not isinstance(bound.case.target, type):
+        return False
+    for tried in (t for t in argument.tried if t.error is None and t.shape in ("(B,S)", "(B,1,T,S)", "(B,T,S)")):
+        with contextlib.suppress(Exception):  # it cannot be made again
+            thing = bound.rebuilt()
+            thing.load_state_dict(bound.thing.state_dict(), strict=False)
+            out = bound.output_of(bound.inputs, {argument.name: tried.mask.clone()}, thing)
+            if out is not None and bound.output is not None and not same(out.nan_to_num(), bound.output.nan_to_num()):
+                return True
+    return False
 
 
 def _mixes_samples(argument: MaskArgument, bound: Bound) -> Finding | None:
@@ -289,8 +321,7 @@ def _unused_line(bound: Bound, argument: MaskArgument) -> int | None:
     if (line := _vain_line(bound, argument)) is not None:
         return line
     nodes = find_attention(bound.trace)
-    unread = bound.case.never_reads(argument.name)
-    return bound.case.line_with(rf"\b{argument.name}\b") if nodes is None or unread else nodes.softmax[0].outermost
+    return bound.case.line_with(rf"\b{argument.name}\b") if nodes is None else nodes.softmax[0].outermost
 
 
 def _vain_line(bound: Bound, argument: MaskArgument) -> int | None:
@@ -334,13 +365,14 @@ def _same_for_all(argument: MaskArgument, reading: AttentionReading) -> Iterator
 def combined_masks(bound: Bound, reading: AttentionReading | None) -> Found:
     """Two mask arguments together must hide what either hides."""
     usable = [a for a in measured(bound, reading) if a.meaning in ("keep", "drop")]
-    if reading is None or not usable:
+    if reading is None or not measured(bound, reading):
         return
-    yield from _with_causal(bound, reading, usable[0])
+    yield from _with_causal(bound, reading, usable[0]) if usable else ()
+    usable += [a for a in measured(bound, reading) if a.meaning == "additive"]
     if len(usable) < 2:
         return
     tried = [argument.first(argument.meaning) for argument in usable[:2]]
-    masks = {a.name: t.mask.clone() for a, t in zip(usable, tried, strict=False) if t is not None}
+    masks = {a.name: _hiding(t) for a, t in zip(usable, tried, strict=False) if t is not None}
     words = f"{' and '.join(masks)} together"
     try:
         other = bound.called(masks)
@@ -352,12 +384,20 @@ def combined_masks(bound: Bound, reading: AttentionReading | None) -> Found:
     both = reading.visible
     for argument, one in zip(usable, tried, strict=False):
         if one is not None and one.meant is not None:
-            both = both & (one.meant if argument.meaning == "keep" else ~one.meant)
+            both = both & (~one.meant if argument.meaning == "drop" else one.meant)
     if core is not None and not agree(core.weights.nan_to_num() > 1e-30, both):
         lost = set().union(*(_executed(bound, argument) for argument in usable[:2])) - _lines(other)
         line = bound.case.enclosing_condition(min(lost)) if lost else None
         joined = (n.line for n in reversed(other.trace.nodes) if n.op.startswith(JOINS) and len(n.parents) > 1)
         yield Finding("masks-combined", words, line or next(joined, None) or core.mask_line())
+
+
+def _hiding(tried: TriedMask) -> torch.Tensor:
+    """A mask that hides what it means: one that is added holds large negative numbers."""
+    if tried.meaning != "additive" or tried.meant is None:
+        return tried.mask.clone()
+    made = {shape: mask for shape, mask, _ in shaped_masks(*tried.meant.shape)}
+    return torch.zeros(tried.mask.shape, dtype=torch.float64).masked_fill(~made[tried.shape], -1e9)
 
 
 def _with_causal(bound: Bound, reading: AttentionReading, argument: MaskArgument) -> Iterator[Finding]:
@@ -416,7 +456,10 @@ def _masked_at(
         return
     if expected is None or other.output is None or not bool(torch.isfinite(expected).all()):
         return
-    if not same(expected, other.output.nan_to_num(), 1e-6):
+    seen = meant if argument.meaning == "keep" else ~meant
+    seen = seen.tril() if reading.pattern == "causal" else seen
+    rows = seen.any(-1).all(1)  # in which every head sees a key
+    if not same(expected[rows], other.output.nan_to_num()[rows], 1e-6):
         gap = float((expected - other.output).abs().nan_to_num().max())
         core = MaskTrial(bound, reading, argument.name).same_arrangement(other)
         line = None if core is None else core.mask_line(bound.trace)
@@ -431,12 +474,16 @@ def _usual_shapes_raise(argument: MaskArgument) -> bool:
 
 def _crash(argument: MaskArgument) -> Iterator[Finding]:
     """An error that no usual shape of the mask avoids."""
-    tried = [t for t in argument.tried if t.error is not None]
+    tried = [t for t in argument.tried if t.error is not None and not is_deliberate(t.error)]
     sure = [t for t in argument.tried if isinstance(t.error, NameError) or "module 'torch" in str(t.error)]
     places = {t.line for t in tried}
-    same_place = "mask" in plain(argument.name) and len(places) == 1 and None not in places
-    if sure or same_place or all(isinstance(t.error, PLAIN_ERRORS) or "ambiguous" in str(t.error) for t in tried):
-        first = (sure or tried)[0]
+    same_place = len(places) == 1 and None not in places
+    failed = len(tried) + sum(t.meaning == "misfit" for t in argument.tried)
+    always = "mask" in plain(argument.name) and (same_place or failed == len(argument.tried))
+    plainly = bool(tried) and all(isinstance(t.error, PLAIN_ERRORS) or "ambiguous" in str(t.error) for t in tried)
+    if sure or plainly or (tried and always):
+        likely = "(B,S)" if "pad" in plain(argument.name) else "(B,1,T,S)"
+        first = next(iter([*sure, *(t for t in tried if t.shape == likely), *tried]))
         yield Finding("mask-crashes", f"{type(first.error).__name__}: {first.error}", first.line)
 
 
@@ -455,11 +502,27 @@ def required_mask(bound: Bound, reading: AttentionReading | None) -> Found:
     if names and _returns_nothing(bound, names):
         yield Finding("no-return", f"without {names[0]}, it returns None", bound.case.return_line())
         return
+    alone = _without(bound, names) if names else None
+    if alone is not None:
+        seen, words = read(alone), f"without {names[0]}"
+        found = [f for f in stage_findings(alone, seen) if f.severity == "wrong"]
+        yield from (replace(f, detail=f"{f.detail} ({words})") for f in found)
+        if not found and seen is None:
+            yield Note("untried", f"the call {words}")
+        return
     failed = next((f for f in bound.failures if f.line is not None and f.called is not None), None)
     if names and failed is not None:
         words = f"{names[0]}=None, its default, raises {type(failed.error).__name__}: {failed.error}"
         line = bound.case.enclosing_condition(failed.line) or failed.line
         yield Finding("option-crashes", words, line)
+
+
+def _without(bound: Bound, names: list[str]) -> Bound | None:
+    """The call without these masks; None where it raises."""
+    form = replace(bound.form, fixed={k: v for k, v in bound.form.fixed.items() if k not in names})
+    with contextlib.suppress(Exception):  # it raises, which is another thing
+        return bound.called(form=form)
+    return None
 
 
 def _returns_nothing(bound: Bound, names: list[str]) -> bool:
@@ -530,10 +593,21 @@ def constructor_switch(bound: Bound, reading: AttentionReading | None) -> Found:
         p = parameters.get(name)
         if p is not None and (is_boolean(p) or p.default is p.empty):
             with contextlib.suppress(Exception):  # it was not made to be switched, or the switch needs more arguments
-                other = bound.called(thing=bound.rebuilt(**{name: True}))
+                other = _called_causally(bound, bound.rebuilt(**{name: True}))
                 yield from _switched(other, name)
                 yield from _masked_beside(bound, reading, other, name)
             return
+
+
+def _called_causally(bound: Bound, thing: object) -> Bound:
+    """The call of a causal object; without a memory that may be left out, where it refuses one."""
+    try:
+        return bound.called(thing=thing)
+    except Exception:
+        form = bound.form_alone()
+        if form is None:
+            raise
+        return bound.called(thing=thing, form=form, inputs=make_inputs(form, bound.sizes))
 
 
 def _masked_beside(bound: Bound, reading: AttentionReading, other: Bound, name: str) -> Iterator[Finding]:

@@ -14,8 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.check.arguments import constructor_role
 from headwise.check.binding import Bound
-from headwise.check.calls import FunctionWithWeights, Inputs, leaves, make_inputs, signature
+from headwise.check.calls import Inputs, leaves, make_inputs
+from headwise.check.code.intent import states_pieces
 from headwise.check.faults.behavior import ASKS, judged_weights, usable_masks
+from headwise.check.faults.chunks import is_chunk_size
 from headwise.check.faults.mask_meaning import MaskTrial, is_boolean, measured
 from headwise.check.faults.masks import is_causal_switch
 from headwise.check.faults.parts import odd_line
@@ -24,6 +26,7 @@ from headwise.check.faults.stages import STAGES, stage_findings
 from headwise.check.faults.training import wrong_slope
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import FunctionWithWeights, signature
 from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import error_line, is_deliberate
 from headwise.check.vocabulary import call_role, plain
@@ -35,11 +38,10 @@ INPUT_ROLES = ("query", "key", "value", "self", "memory")
 
 def without_keys(bound: Bound, reading: AttentionReading | None) -> Found:
     """Where keys are optional, the call without them takes another path through the code and must be right as well."""
-    optional = [p.name for p in signature(bound.thing) if p.name in bound.form.roles and p.default is None]
-    alone = {n: r for n, r in bound.form.roles.items() if n not in optional}
-    if not optional or not alone:
+    form = bound.form_alone()
+    if form is None:
         return
-    form = replace(bound.form, roles=dict.fromkeys(alone, "self"))
+    optional = [name for name in bound.form.roles if name not in form.roles]
     words = f"without {', '.join(optional)}"
     try:
         other = bound.called(form=form, inputs=make_inputs(form, bound.sizes))
@@ -68,9 +70,9 @@ def options(bound: Bound, reading: AttentionReading | None) -> Found:
             yield from _switched(bound, reading, p)
         elif bound.case.never_reads(p.name):
             yield Note("good", f"{p.name}, which is never read")
-        elif not is_cache(p.name) and not is_position(p):
-            known = _is_added(bound, reading, p.name) or _changes_nothing(bound, p) or _weighs_heads(bound, reading, p)
-            yield Note("good" if known else "untried", p.name if known else f"the argument {p.name}")
+        elif not is_cache(p.name) and not is_position(p) and not is_chunk_size(p):
+            known = _is_added(bound, reading, p.name) or _changes_nothing(bound, p)
+            yield Note("good", p.name) if known else _weighing_heads(bound, reading, p)
     if not found and not bound.form.masks:
         yield Note("absent", "it takes none")
 
@@ -115,19 +117,25 @@ def _changes_nothing(bound: Bound, p: inspect.Parameter) -> bool:
     return any(out is not None and bound.output is not None and same(out, bound.output) for out in outputs)
 
 
-def _weighs_heads(bound: Bound, reading: AttentionReading | None, p: inspect.Parameter) -> bool:
-    """Whether the argument multiplies every head with a number of its own."""
+def _weighing_heads(bound: Bound, reading: AttentionReading | None, p: inspect.Parameter) -> Finding | Note:
+    """Whether the argument multiplies every head with a number of its own, as a mask for heads must."""
+    unknown = Note("untried", f"the argument {p.name}")
     if reading is None or call_role(p.name) != "head_mask":
-        return False
-    heads = reading.core.heads
+        return unknown
+    heads, idle = reading.core.heads, None
     factors = torch.linspace(0, 1, heads.shape[1], dtype=heads.dtype)
     for shape in ((1, -1, 1, 1), (-1,), (-1, 1, 1)):
         with contextlib.suppress(Exception):  # it takes another shape
             other = bound.called({p.name: factors.reshape(shape).clone()})
             core = MaskTrial(bound, reading, p.name).same_arrangement(other)
             if core is not None and same(core.heads, heads * factors[:, None, None]):
-                return True
-    return False
+                return Note("good", p.name)
+            idle = idle or (other if bound.gives(other.output) else None)
+    if idle is None:
+        return unknown
+    new = {n.line for n in idle.trace.nodes} - {n.line for n in bound.trace.nodes} - {None}
+    line = max((line for line in new if line is not None), default=None) or bound.case.line_with(rf"\b{p.name}\b")
+    return Finding("option-ignored", f"a {p.name} that hides a head leaves the output as it is", line)
 
 
 def _switched(bound: Bound, reading: AttentionReading | None, p: inspect.Parameter) -> Found:
@@ -152,6 +160,11 @@ def _switched(bound: Bound, reading: AttentionReading | None, p: inspect.Paramet
         yield from returned_with(other, p.name, not p.default, usable_masks(bound, reading))
         yield from _asked_for_weights(bound, other, p)
         yield from _beside_masks(bound, reading, p)
+    elif ASKS.search(plain(p.name)) and bound.output is not None and bound.repeats():
+        gap = float((other.output - bound.output).abs().nan_to_num().max())
+        words = f"{p.name}={not p.default} changes the output by up to {gap:.3g}"
+        new = {n.line for n in other.trace.nodes} ^ {n.line for n in bound.trace.nodes}
+        yield Finding("paths-differ", words, bound.case.condition_around(max(filter(None, new), default=None), p.name))
     else:
         yield Note("untried", f"what {p.name}={not p.default} does to the result")
 
@@ -212,8 +225,8 @@ def is_cache(name: str) -> bool:
 
 
 def is_position(p: inspect.Parameter) -> bool:
-    """Whether an argument is the position of the first token, zero by default."""
-    return type(p.default) is int and POSITION.fullmatch(plain(p.name)) is not None
+    """Whether an argument is the position of the first token, zero or nothing by default."""
+    return (p.default is None or type(p.default) is int) and POSITION.fullmatch(plain(p.name)) is not None
 
 
 def caches(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -232,13 +245,88 @@ def caches(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     tried = [result for cut in (bound.sizes.T - 1, 2) if (result := _continued(bound, names, flags, cut))]
     wrong = next((result for result in tried if isinstance(result, Finding)), None)
+    if not tried and (kept := _in_an_object(bound, names[0], flags)) is not None:
+        yield kept
+        return
     wrong = wrong or (None if tried else _refused(bound, names, flags))
     if wrong is not None:
         yield wrong
     elif tried:
         yield Note("good", f"{names[0]}: same result token by token")
+        yield from _several_after(bound, names, flags)
+        yield from _grouped_cache(bound, names, flags)
     else:
         yield Note("untried", f"the argument {names[0]}")
+
+
+def _in_an_object(bound: Bound, name: str, flags: dict[str, Any]) -> Finding | Note | None:
+    """A cache that calls write into: a dictionary, a list, or an object of a class in the file."""
+    classes = [c for n, c in bound.case.namespace.items() if inspect.isclass(c) and "cache" in n.lower()]
+    for make in (*classes, dict, list):
+        with contextlib.suppress(Exception):  # it is another kind of object
+            cuts = [_split_at(bound, name, flags, make, cut) for cut in (bound.sizes.T - 1, 2)]
+            wrong = next((result for result in cuts if isinstance(result, Finding)), None)
+            return wrong or (Note("good", f"{name}: same result token by token") if None not in cuts else None)
+    return None
+
+
+def _split_at(bound: Bound, name: str, flags: dict[str, Any], make: Any, cut: int) -> Finding | Note | None:
+    """Tokens before and after a cut, with one cache object; None where that changes nothing."""
+    first, rest = (Inputs(*(x[:, part] for x in bound.inputs)) for part in (slice(0, cut), slice(cut, None)))
+    with bound.running():
+        held = make()
+    bound.call(first, flags | {name: held})
+    other = bound.called(flags | {name: held}, inputs=rest)
+    if other.output is None or bound.output is None or same(other.output, _alone(bound, rest, flags)):
+        return None
+    if same(other.output, bound.output[:, cut:]):
+        return Note("good", name)
+    if cut < bound.sizes.T - 1 and not _is_causal_here(bound):
+        return Note("good", name)  # without a causal mask, the first tokens did not see the rest
+    gap = float((other.output - bound.output[:, cut:]).abs().nan_to_num().max())
+    seen = read(other)
+    line = None if seen is None else triangle_line(bound.case, seen) or seen.core.mask_line()
+    words = f"after {cut} tokens in {name}, the next ones differ by up to {gap:.3g}"
+    return Finding("cache-differs", words, line)
+
+
+def _is_causal_here(bound: Bound) -> bool:
+    seen = read(bound)
+    return seen is not None and seen.pattern == "causal"
+
+
+def _several_after(bound: Bound, names: list[str], flags: dict[str, Any]) -> Found:
+    """Several tokens after a cache must not raise an error where one does not."""
+    first, rest = (Inputs(*(x[:, part] for x in bound.inputs)) for part in (slice(0, 2), slice(2, None)))
+    errors = [_error_with(bound, rest, given) for given in _givens(bound.call(first, flags), names, flags, 2)]
+    if errors and all(error is not None and not is_deliberate(error) for error in errors):
+        yield Note("untried", f"{rest.query.shape[1]} tokens after a cache raise {type(errors[0]).__name__}")
+
+
+def _error_with(bound: Bound, inputs: Inputs, given: dict[str, Any]) -> Exception | None:
+    """What a call raises."""
+    try:
+        bound.call(inputs, given)
+    except Exception as error:
+        return error
+    return None
+
+
+def _grouped_cache(bound: Bound, names: list[str], flags: dict[str, Any]) -> Found:
+    """With fewer key/value heads than query heads, the cache must still give the same result."""
+    kv, fewer = bound.built.names_with_role("kv_heads"), bound.sizes.H // 2
+    if not kv or fewer < 1:
+        return
+    words = f"with {kv[0]}={fewer}"
+    try:
+        other = bound.called(thing=bound.rebuilt(**dict.fromkeys(kv, fewer)))
+        result = _continued(other, names, flags, bound.sizes.T - 1) or _refused(other, names, flags)
+    except Exception:  # it does not take so few, which is asked elsewhere
+        return
+    if isinstance(result, Finding):
+        yield replace(result, detail=f"{words}: {result.detail}")
+    elif result is None:
+        yield Note("untried", f"{words}, the argument {names[0]}")
 
 
 def _mask_beside_cache(bound: Bound, flags: dict[str, Any]) -> list[Finding]:
@@ -291,7 +379,7 @@ def _kept_inside(bound: Bound, flags: dict[str, Any]) -> Found:
     if out is None or whole is None or alone is None or same(out, alone):
         yield Note("untried", f"what {next(iter(flags))} keeps")
     elif same(out, whole[:, cut:]):
-        wrong = _mask_beside_cache(bound, flags)
+        wrong = [*_mask_beside_cache(bound, flags), *_in_pieces(bound, flags)]
         yield from wrong
         if not wrong:
             yield Note("good", f"{next(iter(flags))}: same result token by token")
@@ -307,6 +395,26 @@ def _kept_inside(bound: Bound, flags: dict[str, Any]) -> Found:
         yield Finding(
             "cache-differs", f"after {cut} tokens in the cache, the next one differs by up to {gap:.3g}", line
         )
+
+
+def _in_pieces(bound: Bound, flags: dict[str, Any]) -> Found:
+    """Several tokens after a cache that the object keeps: what they get among all tokens, or it is not promised."""
+    cut, thing, words = 2, _fresh(bound), f"with {next(iter(flags))}, 3 tokens after 2"
+    first, rest = (Inputs(*(x[:, part] for x in bound.inputs)) for part in (slice(0, cut), slice(cut, None)))
+    bound.output_of(first, flags, thing)
+    try:
+        other = bound.called(flags, thing=thing, inputs=rest)
+    except Exception as error:
+        yield Note("untried", f"{words} raise {type(error).__name__}")
+        return
+    if bound.output is None or other.output is None or same(other.output, bound.output[:, cut:]):
+        return
+    if states_pieces(bound.case) is None:
+        yield Note("untried", f"{words}, which get another result")
+        return
+    seen = read(other)
+    line = None if seen is None else triangle_line(bound.case, seen) or seen.core.mask_line()
+    yield Finding("causal-cache", f"{words} get another result than among all of them", line)
 
 
 def _is_right_when_new(bound: Bound, flags: dict[str, Any], parts: list[Inputs]) -> bool:
@@ -329,9 +437,7 @@ def _continued(bound: Bound, names: list[str], flags: dict[str, Any], cut: int) 
         returned = bound.call(first, flags)
     except Exception:
         return None
-    for held in cache_candidates(returned, cut):
-        several = isinstance(held, tuple | list) and len(held) == len(names) > 1
-        given = flags | (dict(zip(names, held, strict=True)) if several else {names[0]: held})
+    for given in _givens(returned, names, flags, cut):
         out = bound.output_of(rest, given)  # None, perhaps because the argument takes something else
         if out is None or whole is None or out.shape != whole[:, cut:].shape:
             continue
@@ -348,6 +454,13 @@ def _continued(bound: Bound, names: list[str], flags: dict[str, Any], cut: int) 
                 "cache-differs", f"after a cache of {cut} tokens, the next one differs by up to {gap:.3g}", line
             )
     return None
+
+
+def _givens(returned: Any, names: list[str], flags: dict[str, Any], cut: int) -> Iterator[dict[str, Any]]:
+    """The arguments of the next call, with everything that a call has returned and that may be its cache."""
+    for held in cache_candidates(returned, cut):
+        several = isinstance(held, tuple | list) and len(held) == len(names) > 1
+        yield flags | (dict(zip(names, held, strict=True)) if several else {names[0]: held})
 
 
 def _hidden_from_last(bound: Bound, rest: Inputs, given: dict[str, Any]) -> Finding | None:

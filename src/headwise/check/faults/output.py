@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, leaves, modules, tensors
+from headwise.check.calls import PLAIN, leaves
 from headwise.check.faults.questions import (
     SINGLE,
     asked_heads,
@@ -17,6 +17,7 @@ from headwise.check.faults.questions import (
 )
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import modules, tensors
 from headwise.check.reading import AttentionReading
 
 MULTI_HEAD = re.compile(r"multi_?head|mha\b|mhsa\b", re.IGNORECASE)

@@ -19,11 +19,13 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound, stored_lengths
-from headwise.check.calls import PLAIN, Inputs, double_by_default, make_inputs, quiet, signature
+from headwise.check.calls import PLAIN, Inputs, make_inputs
+from headwise.check.environment import double_by_default, quiet
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import signature
 from headwise.check.reading import AttentionReading, pattern, read
 from headwise.check.trace import error_line, is_deliberate, learner_line
 

@@ -10,6 +10,7 @@ from headwise.check.binding import Bound
 from headwise.check.faults.questions import of_stages
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import modules
 from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import Node
 
@@ -43,6 +44,37 @@ def position_tables(bound: Bound, reading: AttentionReading) -> Found:
             yield Finding("bias-wraps", words, before[-1].line if before else node.line)
             return
     yield Note("good", "biases by position for longer inputs")
+
+
+@of_stages
+def idle_tables(bound: Bound, reading: AttentionReading) -> Found:
+    """Numbers that are stored and added to the scores must change the weights."""
+    held = [(n, b) for m in modules(bound.thing) for n, b in m.named_buffers(recurse=False)]
+    for name, table in held if reading.core.trace is bound.trace else ():
+        line = _vain_line(bound, reading, table) if table.is_floating_point() and table.numel() > 1 else None
+        if line is not None:
+            yield Finding("bias-constant", f"other numbers in {name} give the same result", line)
+            return
+
+
+def _vain_line(bound: Bound, reading: AttentionReading, table: Tensor) -> int | None:
+    """The line that adds to the scores what follows from a table, where other numbers in it change nothing."""
+    kept = table.clone()
+    noise = torch.rand(table.shape, generator=torch.Generator().manual_seed(29), dtype=torch.float64) + 0.1
+    try:
+        table.add_(noise.to(table.dtype))
+        other = bound.called()
+    except Exception:  # these numbers are refused
+        return None
+    finally:
+        table.copy_(kept)
+    if not bound.gives(other.output) or len(other.trace.nodes) != len(bound.trace.nodes):
+        return None
+    before = {n.index for n in reading.core.before_softmax()}
+    pairs = zip(bound.trace.nodes, other.trace.nodes, strict=True)
+    moved = [a for a, b in pairs if a.value.shape == b.value.shape and not torch.equal(a.value, b.value)]
+    added = [n.line for n in moved if n.index in before and n.op.rstrip("_") in ("add", "sub")]
+    return added[0] if added else None
 
 
 def _looked_up(bound: Bound) -> bool:

@@ -1,5 +1,6 @@
 """Mistakes in the projections: split, positions, roles, shared weights, and what the maps are made of."""
 
+import functools
 import math
 import re
 from dataclasses import replace
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound
-from headwise.check.calls import modules, tensors
+from headwise.check.code.intent import states_norm
 from headwise.check.faults.questions import (
     WEIGHTLESS,
+    has_effect,
     has_number,
     idle_role,
     listed,
@@ -23,8 +25,9 @@ from headwise.check.faults.questions import (
 )
 from headwise.check.fits import Fit, same, unused_rows
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import modules, tensors
 from headwise.check.reading import NONLINEAR, AttentionReading, Projection, multiple
-from headwise.check.trace import PRODUCTS
+from headwise.check.trace import PRODUCTS, Core
 
 SHARED = re.compile(r"shared?|tied", re.IGNORECASE)
 ROTARY = re.compile(r"rope|rotar|rotat|\bcos\b", re.IGNORECASE)
@@ -60,7 +63,7 @@ def norms_and_positions(bound: Bound, reading: AttentionReading) -> Found:
         if part.norm:
             yield Note("variant", "the input is normalized first")
         if part.then == "norm":
-            yield Note("variant", "queries and keys are normalized")
+            yield from _normalized(bound, reading, name)
             if not part.normalized:
                 yield Note("doubt", f"the norm of the {name}")
         elif part.then == "nonlinear" and len({p.then for p in reading.projections.values()}) > 1:
@@ -70,6 +73,17 @@ def norms_and_positions(bound: Bound, reading: AttentionReading) -> Found:
             yield Note("doubt", f"what happens to the {name} between projection and product")
         if part.position == "added":
             yield Note("variant", "positions are added inside")
+
+
+def _normalized(bound: Bound, reading: AttentionReading, name: str) -> Found:
+    """A norm of queries and keys is a variant; one of them alone, or of the values, is for another purpose."""
+    alike = {n for n, part in reading.projections.items() if part.then == "norm"}
+    if name != "value" and {"query", "key"} <= alike:
+        yield Note("variant", "queries and keys are normalized")
+    else:
+        yield Note("variant", f"the {name} is normalized")
+    if not (name != "value" and {"query", "key"} <= alike) and not states_norm(bound.case, name):
+        yield Note("untried", f"why the {name} is normalized" + (" and the other is not" if name != "value" else ""))
 
 
 @of_stages
@@ -235,13 +249,15 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
     parts = reading.projections
     if len(parts) < 3 or _from_one_projection(parts):
         return
-    line = reading.core.projection_line
+    line = functools.partial(_projection_line, bound, reading)
     given = set(bound.form.roles.values())
     if {"query", "key", "value"} <= given:
         turned = (parts["query"].source, parts["key"].source) == ("key", "query") and _is_turned(reading)
         for name, part in parts.items():
             if part.source != name:
-                where = reading.core.turned_line() if turned else line(name)
+                whole = part.source in parts and _share_weights(part, parts[part.source])  # another one in its place
+                where = _line_of_swap(bound, reading, name, part.source) if whole else line(name)
+                where = reading.core.turned_line() if turned else where
                 yield Finding("wrong-role", f"the {name} is made from the argument for the {part.source}", where)
     elif "memory" in given and not (given & {"key", "value"}) and parts["query"].source == "query":
         for name in ("key", "value"):
@@ -255,6 +271,10 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
         swapped = other in named and named[other] == name
         if other not in (None, name) and (swapped or _is_unused(bound, parts, name)):
             turned = swapped and {name, other} == {"query", "key"} and reading.scores is not None
+            if turned and reading.scores is not None and reading.scores.axis == "queries":
+                words = "they sum to one over the axis of the result, not over the one that is summed"
+                yield Finding("weights-transposed", words, reading.core.reader("value").line)
+                return
             where = reading.core.turned_line() if turned and _is_turned(reading) else None
             where = where or _line_of_swap(bound, reading, name, other)
             yield Finding("wrong-role", f"the {name} is made by {part.role.names[0]}", where)
@@ -270,21 +290,29 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("wrong-role", words, reading.core.output_line())
 
 
+def _projection_line(bound: Bound, reading: AttentionReading, name: str) -> int | None:
+    """The line that makes queries, keys or values; of a loop that makes several, the line that says from what."""
+    line = reading.core.projection_line(name)
+    return bound.case.loop_line(line) if reading.core.is_made_with_others(name) else line
+
+
 def _line_of_swap(bound: Bound, reading: AttentionReading, name: str, other: str | None) -> int | None:
     """The product, where the right projection was made and another tensor used; else the projection."""
     core = reading.core
     own = [t for n, t in tensors(bound.thing).items() if role_in(n) == name and t.dim() >= 2]
     made = any(any(_same_storage(x, t) for x in n.operands for t in own) for n in core.trace.nodes if n.op in PRODUCTS)
-    if not made or other is None:
-        return core.projection_line(name)
-    return core.use_line(name)
+    if not made or other is None or core.is_made_with_others(name):
+        return _projection_line(bound, reading, name)
+    line, reader = core.use_line(name), core.reader(name)
+    return reader.line if line == reader.outer and not bound.case.passes_twice(line) else line
 
 
 def _is_turned(reading: AttentionReading) -> bool:
     """Whether queries and keys change places in the table of weights, not in what is multiplied."""
     core = reading.core
     lines = [core.projection_line(name) for name in ("query", "key")]
-    return None not in lines and core.turned_line() is not None and core.turned_line() not in lines
+    apart = None not in lines and len(set(lines)) == len(lines)
+    return apart and core.turned_line() is not None and core.turned_line() not in lines
 
 
 def _same_storage(x: Tensor, parameter: Tensor) -> bool:
@@ -309,6 +337,8 @@ def shared_projections(bound: Bound, reading: AttentionReading) -> Found:
     query, key, value = parts["query"], parts["key"], parts["value"]
     if copied and not tensors(bound.thing):
         yield Note("variant", WEIGHTLESS)
+    elif copied and _matter(bound, copied):
+        yield Note("doubt", f"how weights for the {copied[0]} act, which is the input itself")
     elif copied:
         given = [argument for argument, role in bound.form.roles.items() if role in (copied[0], "self", "memory")]
         line = bound.case.alias_line(given) or reading.core.first_line(copied[0]) or reading.core.split_line()
@@ -328,13 +358,19 @@ def shared_projections(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("one-projection", "key and value use the same weights", _line_of_sharing(bound, reading, "value"))
 
 
+def _matter(bound: Bound, names: list[str]) -> bool:
+    """Whether there are weights named for each of these, which change the output somewhere else."""
+    held = {n: t for n, t in tensors(bound.thing).items() if t.dim() > 1}
+    return all(any(role_in(n) == name and has_effect(bound, t) for n, t in held.items()) for name in names)
+
+
 def _line_of_sharing(bound: Bound, reading: AttentionReading, name: str) -> int | None:
     """The line that uses weights a second time, or that puts one layer into several places."""
     part = reading.projections[name]
     owner = part.role.names[0] if part.role.names else ""
     listed = re.match(r"\w+\.\d+\.", owner) is not None
     left = idle_role(bound, reading)
-    line = reading.core.projection_line(name) if left is None else reading.core.use_line(left)
+    line = _projection_line(bound, reading, name) if left is None else reading.core.use_line(left)
     return (bound.case.line_of_attribute(owner) if listed else None) or line
 
 
@@ -364,7 +400,7 @@ def weights_of_maps(bound: Bound, reading: AttentionReading) -> Found:
         if not role.found and not role.plain:
             others = {n for other, (held, _) in maps.items() if other != name for n in held.names}
             others |= {n for n in tensors(bound.thing) if role_in(n) not in (None, name)}
-            yield from _product_of_two(bound, name, solved.weight, line, others)
+            yield from _product_of_two(bound, core, name, solved.weight, line, others)
         elif role.factor is None and not role.plain and name in ("value", "output"):
             yield Note("untried", f"the rows of the {name} have different factors")
         elif not role.own_bias:
@@ -415,7 +451,7 @@ def _is_made_of(weight: Tensor, product: Tensor) -> bool:
     return weight.shape == product.shape and multiple(weight, product) is not None
 
 
-def _product_of_two(bound: Bound, name: str, weight: Tensor, line: int | None, others: set[str]) -> Found:
+def _product_of_two(bound: Bound, core: Core, name: str, weight: Tensor, line: int | None, others: set[str]) -> Found:
     """A map that is a product of two weights: of one with itself, which is a mistake, or of two different ones."""
     held = {n: t.detach().double() for n, t in tensors(bound.thing).items() if t.dim() == 2}
     for first, a in held.items():
@@ -423,6 +459,7 @@ def _product_of_two(bound: Bound, name: str, weight: Tensor, line: int | None, o
             if a.shape[1] == b.shape[0] and any(_is_made_of(weight, m) for m in (a @ b, (a @ b).T)):
                 used = [n for n in (first, second) if n in others]
                 if first == second or used:
+                    line = line if first == second else core.weight_line(held[used[0]]) or line
                     yield Finding("projected-twice", f"the {name} is made by {first} and {second}", line)
                 else:
                     yield Note("variant", f"two linear layers make the {name}")
@@ -443,7 +480,8 @@ def shared_heads(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("heads-share-weights", "one small matrix is applied to every head's slice of the input", line)
     elif all(shared.values()):
         owner = parts["query"].role.names[0] if parts["query"].role.names else ""
-        line = bound.case.line_of_attribute(owner) or reading.core.projection_line("query")
+        taken = reading.core.taken_line("query") if _leaves_rows(bound, parts, "query") else None
+        line = taken or bound.case.line_of_attribute(owner) or reading.core.projection_line("query")
         yield Finding("heads-share-weights", "every head has the same matrix", line)
     elif shared["query"] and not shared["key"]:
         yield Finding("heads-share-weights", "all heads use the same query")

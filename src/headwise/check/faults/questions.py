@@ -9,10 +9,11 @@ from torch import Tensor
 
 from headwise.check.arguments import constructor_role, plain
 from headwise.check.binding import Bound
-from headwise.check.calls import Inputs, tensors
-from headwise.check.code.loader import Case
+from headwise.check.calls import Inputs
+from headwise.check.code.case import Case
 from headwise.check.fits import Role, unused_rows
 from headwise.check.mistakes import Found
+from headwise.check.objects import tensors
 from headwise.check.reading import AttentionReading
 
 WEIGHTLESS = "it has no weights of its own"
@@ -55,6 +56,17 @@ def near(a: float, b: float) -> bool:
 def has_number(bound: Bound) -> bool:
     """Whether there is a parameter of a single number: a learned gate."""
     return any(t.numel() == 1 and t.requires_grad for t in tensors(bound.thing).values())
+
+
+def has_effect(bound: Bound, held: Tensor) -> bool:
+    """Whether other numbers in a stored tensor change the output."""
+    kept = held.detach().clone()
+    noise = torch.rand(held.shape, generator=torch.Generator().manual_seed(31), dtype=torch.float64)
+    with torch.no_grad():
+        held.add_(noise.to(held.dtype) + 0.1)
+        output = bound.output_of(bound.inputs)
+        held.copy_(kept)
+    return output is not None and not bound.gives(output)
 
 
 def influence(bound: Bound) -> Tensor | None:

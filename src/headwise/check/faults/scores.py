@@ -11,15 +11,18 @@ from torch import Tensor
 
 from headwise.check.arguments import constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
-from headwise.check.calls import modules, signature, tensors
 from headwise.check.code.choices import compared
 from headwise.check.code.intent import states_strict
-from headwise.check.faults.questions import PARTIAL, asked_heads, near, of_stages, triangle_line
+from headwise.check.faults.questions import PARTIAL, asked_heads, has_effect, near, of_stages, triangle_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import modules, signature, tensors
 from headwise.check.reading import AttentionReading, Scores, pattern, read
 from headwise.check.trace import VIEWS, Core, Node
 
+CAUSAL_TEXT = re.compile(
+    r"(a |an |the )?(\w+[- ]){0,2}?causal\b(?![^.]*\b(if|optional\w*|unless|when)\b)", re.IGNORECASE
+)
 OTHER_AXES = ("scale-length", "scale-batch")  # the right formula for the size of another axis
 
 
@@ -39,6 +42,9 @@ def unread_scores(bound: Bound, reading: AttentionReading) -> Found:
         rows = ~torch.isfinite(reading.core.weights).all(-1)
         words = f"without any mask argument, {int(rows.sum())} of {rows.numel()} rows of weights are NaN"
         yield Finding("mask-nan", words, reading.core.mask_line())
+    elif (active := reading.core.activated_scores()) is not None:
+        words = f"they go through {active.op.strip('_')} before the softmax"
+        yield Finding("scores-activated", words, active.line)
     elif rounded is None:
         yield Note("doubt", "how weights follow from queries and keys")
     else:
@@ -81,9 +87,47 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         if _grows_with_distance(scores.bias, scores.visible[0]):
             words = "the bias grows with the distance, so that far tokens get more weight"
             yield Finding("bias-sign", words, core.bias_line())
+        elif (slopes := _other_slopes(bound, scores)) is not None:
+            numbers = ", ".join(f"{slope:.4g}" for slope in slopes.tolist()[:4])
+            words = f"the slopes are {numbers}, …; those of ALiBi are {_numbers(_alibi_slopes(len(slopes)))}"
+            yield Finding("bias-slopes", words, bound.case.line_with(r"2(\.0)?\s*\*\*|pow\(|exp2") or core.bias_line())
+        elif (table := _table_of_heads(bound, scores.bias)) is not None:
+            words = f"{table} has numbers for every head, and the bias is the same in all of them"
+            yield Finding("bias-heads", words, core.bias_line())
         elif (viewed := _viewed_bias(scores, core)) is not None:
             words = "its table is (queries, keys, heads), and it is added as (heads, queries, keys) in the same order"
             yield Finding("bias-view", words, viewed.line)
+
+
+def _alibi_slopes(H: int) -> Tensor:
+    """The slopes of the paper, for a number of heads that is a power of two."""
+    return 2.0 ** (-8.0 * torch.arange(1, H + 1, dtype=torch.float64) / H)
+
+
+def _numbers(slopes: Tensor) -> str:
+    return ", ".join(f"{slope:.4g}" for slope in slopes.tolist()[:4])
+
+
+def _other_slopes(bound: Bound, scores: Scores) -> Tensor | None:
+    """The slopes of a fixed bias by distance, where the text speaks of ALiBi and they are not those of the paper."""
+    bias = scores.bias
+    if bias is None or not re.search("alibi", bound.case.source, re.IGNORECASE) or len(bias) & (len(bias) - 1):
+        return None
+    slopes = _slopes(bias, scores.visible[0])
+    if slopes is None or len(bias) == 1 or any(t.numel() == len(bias) for t in tensors(bound.thing).values()):
+        return None
+    found, usual = (-slopes).sort().values, _alibi_slopes(len(bias)).sort().values
+    return None if torch.allclose(found.double(), usual, rtol=1e-3) else -slopes
+
+
+def _table_of_heads(bound: Bound, bias: Tensor) -> str | None:
+    """The stored numbers, with an axis of the heads, that make a bias which does not differ between heads."""
+    H = len(bias)
+    if H == 1 or not same(bias, bias[:1].expand_as(bias), 1e-9):
+        return None
+    held = {n: b for m in modules(bound.thing) for n, b in m.named_buffers()} | tensors(bound.thing)
+    tables = [n for n, t in held.items() if H in t.shape and bound.sizes.E not in t.shape and t.is_floating_point()]
+    return next((n for n in tables if has_effect(bound, held[n])), None)
 
 
 def _viewed_bias(scores: Scores, core: Core) -> Node | None:
@@ -109,11 +153,17 @@ def _row_centered(bias: Tensor, visible: Tensor) -> Tensor:
 
 def _grows_with_distance(bias: Tensor, visible: Tensor) -> bool:
     """Whether a bias (H, T, S) is a positive multiple of the distance in every head, where a key is visible."""
+    slopes = _slopes(bias, visible)
+    return slopes is not None and bool((slopes > 1e-9).all())
+
+
+def _slopes(bias: Tensor, visible: Tensor) -> Tensor | None:
+    """The numbers that a bias (H, T, S) multiplies the distance with, one for every head; None where it does not."""
     H, T, S = bias.shape
     away = (torch.arange(T)[:, None] - torch.arange(S)).abs().to(bias.dtype).expand(H, T, S)
     away = _row_centered(away, visible)
-    slope = (away * bias).sum((1, 2)) / (away * away).sum((1, 2)).clamp_min(1e-300)
-    return bool((slope > 1e-9).all()) and same(bias * visible, slope[:, None, None] * away, 1e-6)
+    slopes = (away * bias).sum((1, 2)) / (away * away).sum((1, 2)).clamp_min(1e-300)
+    return slopes if same(bias * visible, slopes[:, None, None] * away, 1e-6) else None
 
 
 @of_stages
@@ -273,7 +323,7 @@ def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
 
 def _other_pattern(bound: Bound, reading: AttentionReading, line: int | None) -> Found:
     """A pattern that is neither full nor causal: of some heads only, of the distance only, or unknown."""
-    visible = reading.visible
+    visible, made = reading.visible, reading.core.pattern_line(inverted=False)
     by_head = [pattern(visible[:, h : h + 1]) for h in range(visible.shape[1])]
     table = visible[0, 0]
     if len(set(by_head)) > 1 and {"full", "causal"} <= set(by_head):
@@ -281,6 +331,10 @@ def _other_pattern(bound: Bound, reading: AttentionReading, line: int | None) ->
         yield Finding("mask-some-heads", f"head {causal} is causal, head {full} sees every token", line)
     elif bool((visible == table).all()) and is_of_distance(table):
         yield Note("variant", "a fixed window of visible keys")
+        if bool(table.triu(1).any()) and says_causal(bound):
+            yield Finding("causal-ignored", "its text says so, and a token sees tokens after it", made or line)
+    elif bool((visible == table).all()) and is_of_distance(table | torch.eye(len(table), dtype=torch.bool)):
+        yield Finding("causal-off-by-one", "a token does not see itself", made or line)
     elif PARTIAL.search(getattr(bound.case.target, "__name__", "")):
         yield Note("variant", "a fixed pattern of visible keys")
     else:
@@ -312,20 +366,22 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
     elif discarded is None and idle is None and _stores_a_triangle(bound) and not _has_causal_switch(bound):
         words = "a triangular mask is stored and never used"
         yield Finding("causal-ignored", words, bound.case.idle_line() or core.softmax_line)
-    elif discarded is None and idle is None and _says_causal(bound):
-        words = "its name says so, and every token sees the tokens after it"
+    elif discarded is None and idle is None and says_causal(bound):
+        words = "its name or its text says so, and every token sees the tokens after it"
         flag = bound.case.line_with(r"is_causal\s*=\s*False")
         yield Finding("causal-ignored", words, flag or bound.case.idle_line() or core.softmax_line)
     if idle is not None and not bound.form.fixed_tensor and built_in and not _may_hide(bound):
         words = "a position mask is applied, but the slice that is used hides nothing"
         made = next((n for n in core.trace.nodes if n.op in ("tril", "triu")), None)
         empty = made is not None and len(made.value.unique()) == 1
-        yield Finding("causal-ignored", words, made.line if made is not None and empty else idle.line)
+        line = core.misaligned_position(idle) or idle.line
+        yield Finding("causal-ignored", words, made.line if made is not None and empty else line)
 
 
-def _says_causal(bound: Bound) -> bool:
-    """Whether the name of a class promises a causal mask that no argument can bring."""
+def says_causal(bound: Bound) -> bool:
+    """Whether the name of a class, or the first words of its text, promise a causal mask that no argument can bring."""
     named = re.search(r"causal", getattr(bound.case.target, "__name__", ""), re.IGNORECASE) is not None
+    named = named or CAUSAL_TEXT.match(str(getattr(bound.case.target, "__doc__", "") or "").strip()) is not None
     config = [] if bound.built.config is None else bound.built.config.asked
     switched = _has_causal_switch(bound) or any("causal" in plain(name) for name in config)
     return named and not bound.form.masks and not switched

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, entry_code, tensors
+from headwise.check.calls import PLAIN
 from headwise.check.code.choices import annotated, compared, kept_as
 from headwise.check.configuration import uses_of
 from headwise.check.faults.masks import CAUSAL_FLAGS
@@ -19,7 +21,9 @@ from headwise.check.faults.options import doubts, returned_with
 from headwise.check.faults.questions import near
 from headwise.check.faults.stages import stage_findings
 from headwise.check.faults.training import unused_twins
+from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import entry_code, tensors
 from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import error_line, is_deliberate
 from headwise.check.vocabulary import plain
@@ -32,6 +36,8 @@ CHOSEN = re.compile(
 SCALED = re.compile(r"scal|temp|dot|cos|tau", re.IGNORECASE)
 SHARED = re.compile(r"shar|tie|same|common|single", re.IGNORECASE)
 BACKWARD = re.compile(r"rever|back|anti|future|right", re.IGNORECASE)
+WINDOW = re.compile(r"window|lookback|radius|span")
+NARROW = 2  # tokens in a window
 GUESSES = {"int": (2,), "float": (0.7,), "bool": (True,)}  # for an argument that is None by default
 
 
@@ -74,6 +80,29 @@ def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, va
     proven = proven or (_is_scale(seen, value) and len(wrong) == 1)
     if not found:
         yield Note("good" if proven else "untried", words if proven else f"what {words} does to the result")
+
+
+def windows(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A number that says how far a token sees must change what it sees."""
+    if reading is None or not isinstance(bound.case.target, type) or bound.built.config is not None:
+        return
+    for p in parameters_of(bound.case.target):
+        if type(p.default) is not int or not WINDOW.search(plain(p.name)):
+            continue
+        with contextlib.suppress(Exception):  # it is refused, or another argument must fit
+            narrow, wide = (_of_window(bound, p.name, size) for size in (NARROW, bound.sizes.context))
+            if narrow is not None and wide is not None and same(narrow, wide):
+                words = f"{bound.sizes.context} tokens get the same result with {p.name}={NARROW} and without a limit"
+                line = bound.case.line_of_attribute(p.name) or bound.case.line_with("def __init__")
+                masked = reading.core.pattern_line(inverted=False) or reading.core.mask_line()
+                yield Finding("option-ignored", words, masked or line)
+
+
+def _of_window(bound: Bound, name: str, size: int) -> Tensor | None:
+    """The output for many tokens with the same weights and this window."""
+    thing = bound.rebuilt(**{name: size})
+    thing.load_state_dict(bound.thing.state_dict(), strict=False)
+    return bound.of_length(bound.sizes.context, thing=thing).output
 
 
 def _is_chosen(finding: Finding, words: str) -> bool:

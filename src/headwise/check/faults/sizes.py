@@ -13,6 +13,7 @@ from headwise.check.arguments import OTHER_SIZES, CallSizes, constructor_role, p
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, make_inputs, tokens_of
 from headwise.check.code.intent import stated_window, states_one_length
+from headwise.check.faults.chunks import judged_parts
 from headwise.check.faults.scores import is_of_distance
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
@@ -101,7 +102,7 @@ def other_lengths(bound: Bound, reading: AttentionReading | None) -> Found:
                     "size-fixed", words, error_line(error, bound.case.filename)
                 )
             return
-        yield from _of_window(bound, other, list(_judged_length(reading, other, length)))
+        yield from _of_window(bound, other, list(_judged(bound, reading, other, length)))
     yield Note("good", f"1, 2 and {bound.sizes.context} tokens")
     yield from _long_input(bound, reading)
 
@@ -126,7 +127,7 @@ def _long_input(bound: Bound, reading: AttentionReading | None) -> Found:
         other = bound.called(inputs=inputs)
     except Exception:  # it does not take so many
         return
-    found = [] if other.output is None else list(_judged_length(reading, other, LONG))
+    found = [] if other.output is None else list(_judged(bound, reading, other, LONG))
     yield from _of_window(bound, other, found)
 
 
@@ -155,6 +156,11 @@ def _settings(bound: Bound) -> dict[str, int]:
 def _core(other: Bound) -> Core | None:
     nodes = find_attention(other.trace)
     return None if nodes is None else next(nodes.arrangements(*other.inputs.query.shape[:2]), None)
+
+
+def _judged(bound: Bound, reading: AttentionReading | None, other: Bound, length: int) -> Found:
+    found = _judged_length(reading, other, length)
+    yield from judged_parts(other, found) if bound.in_parts and length > bound.sizes.T else found
 
 
 def _judged_length(reading: AttentionReading | None, other: Bound, length: int) -> Found:
@@ -193,6 +199,7 @@ def other_sizes(bound: Bound, reading: AttentionReading | None) -> Found:
     if reading is None or bound.repaired.names:
         return
     tried = [f"{bound.sizes.E} wide with {bound.sizes.H} heads"]
+    as_wide = _tables_as_wide(bound)
     for sizes in OTHER_SIZES:
         sizes = fitting(bound, sizes)
         try:
@@ -204,10 +211,21 @@ def other_sizes(bound: Bound, reading: AttentionReading | None) -> Found:
             yield Note("untried", "its sizes cannot be chosen")
             return
         yield from _judged_size(other, sizes, reading)
+        as_wide &= _tables_as_wide(other)
         tried.append(f"{sizes.E} wide with {sizes.H}")
     yield Note("good", ", ".join(tried))
+    for name in sorted(as_wide):
+        words = f"{name} has {bound.sizes.E} rows and columns, the width of the model: longer inputs do not fit"
+        yield Finding("widths-confused", words, bound.case.line_with(rf"[\"']{name}[\"']|self\.{name}\b"))
     if reading.output is not None and reading.output.fit.weight.shape[0] == bound.sizes.out:
         yield from _widths(bound)
+
+
+def _tables_as_wide(bound: Bound) -> set[str]:
+    """Stored masks, tables of two values, with as many rows and columns as the model is wide."""
+    held = bound.thing.named_buffers() if isinstance(bound.thing, nn.Module) else ()
+    wide = [(name, table) for name, table in held if tuple(table.shape[-2:]) == (bound.sizes.E, bound.sizes.E)]
+    return {name for name, table in wide if len(table.unique()) == 2}
 
 
 def fitting(bound: Bound, sizes: CallSizes) -> CallSizes:
@@ -215,7 +233,7 @@ def fitting(bound: Bound, sizes: CallSizes) -> CallSizes:
     if bound.length_fitted:
         chosen = bool(bound.built.names_with_role("context"))
         return replace(sizes, T=sizes.context if chosen else bound.sizes.T)
-    return replace(sizes, T=tokens_of(bound.form.layout, sizes.T))
+    return replace(sizes, T=min(sizes.T, bound.sizes.T) if bound.in_parts else tokens_of(bound.form.layout, sizes.T))
 
 
 def _words(sizes: CallSizes) -> str:
@@ -396,8 +414,8 @@ def _with_groups(bound: Bound, names: list[str], fewer: int) -> list[Finding]:
 
 def _kv_names(bound: Bound) -> list[str]:
     config = bound.built.config
-    names = [p.name for p in parameters_of(bound.case.target)] if config is None else config.asked
-    return [name for name in names if constructor_role(name) == "kv_heads"]
+    numbers = [p.name for p in parameters_of(bound.case.target) if not isinstance(p.default, bool)]
+    return [name for name in (numbers if config is None else config.asked) if constructor_role(name) == "kv_heads"]
 
 
 def _judged_groups(bound: Bound, seen: AttentionReading, when: str, fewer: int) -> list[Finding]:

@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, Inputs, make_inputs, modules, quiet
-from headwise.check.code.loader import names_used
+from headwise.check.calls import PLAIN, Inputs, make_inputs
+from headwise.check.code.names import names_used
+from headwise.check.environment import quiet
 from headwise.check.mistakes import Finding, Found
+from headwise.check.objects import modules
 from headwise.check.reading import AttentionReading
 
 TIMED = 512  # tokens

@@ -4,15 +4,16 @@ import re
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwise.check.binding import Bound
-from headwise.check.calls import make_inputs, tensors
-from headwise.check.code.loader import NAME
+from headwise.check.calls import make_inputs
+from headwise.check.code.candidates import NAME
 from headwise.check.faults import output, projections, scores
 from headwise.check.faults.questions import PARTIAL, Fault, asked_heads, influence, listed, of_stages, role_in
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import tensors
 from headwise.check.proof import TOLERANCE, changed_maps, prediction_error
 from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import ARITHMETIC, PRODUCTS, Core, Node, unnormalized_scores
@@ -90,12 +91,24 @@ def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Finding("attends-over-features", words, line)
     elif columns == rows == H or columns in (bound.sizes.H, bound.sizes.D):
         by_name = re.search("einsum|rearrange", bound.case.text(line)) is not None
-        split = None if by_name else reading.core.swap_line() or reading.core.split_line()
+        moved = reading.core.reordering_view(*bound.inputs.query.shape[:2])
+        split = None if by_name else moved or reading.core.swap_line() or reading.core.split_line()
         yield Finding("attends-over-heads", f"{words} and {H} heads", split or line)
     elif columns == rows == bound.inputs.query.shape[0]:
         yield Finding("attends-over-batch", words, line)
     else:
         yield Note("doubt", f"the weights are a table of {rows}×{columns} for {T} queries and {S} keys")
+
+
+def unused_tables(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A table that the constructor stores must be read by something that is called."""
+    held = bound.thing.named_buffers(recurse=False) if isinstance(bound.thing, nn.Module) else ()
+    for name, table in held:
+        method = bound.case.only_read_in(name) if table.numel() > 1 else None
+        if method is not None:
+            words = f"only {method} reads {name}, and nothing calls {method}"
+            yield Finding("table-unused", words, None if reading is None else reading.core.score_line)
+            return
 
 
 def unused_results(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -108,6 +121,8 @@ def unused_results(bound: Bound, reading: AttentionReading | None) -> Found:
     kept = [part for part in getattr(bound.thing, "__dict__", {}).values() if isinstance(part, Tensor)]
     behind = {n.index for name in ("query", "key", "value") for n in core.behind(name)}
     for node in trace.nodes:
+        if node.index not in used and any(_is_again(node, trace.nodes[n]) for n in used):
+            continue  # it was computed twice
         if node.index not in used and node.line is not None and _is_mask(node, core):
             yield Finding("mask-unused", "it is a table of queries × keys", node.outermost)
             return
@@ -117,6 +132,11 @@ def unused_results(bound: Bound, reading: AttentionReading | None) -> Found:
         if derived and not any(part.shape == node.value.shape and same(part, node.value) for part in kept):
             yield Finding("result-unused", "it is made of queries, keys or values", node.outermost)
             return
+
+
+def _is_again(node: Node, other: Node) -> bool:
+    """Whether another operation gave the same numbers in the same way."""
+    return node.op == other.op and node.value.shape == other.value.shape and torch.equal(node.value, other.value)
 
 
 def _is_mask(node: Node, core: Core) -> bool:

@@ -13,17 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from headwise.check.binding import Bound
-from headwise.check.calls import Inputs, modules, tensors
+from headwise.check.calls import Inputs
 from headwise.check.faults.mask_meaning import measured
-from headwise.check.faults.questions import OUTPUT_NAME, idle_role, role_in
+from headwise.check.faults.questions import OUTPUT_NAME, idle_role, near, role_in
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.objects import modules, tensors
 from headwise.check.reading import AttentionReading
-from headwise.check.trace import PRODUCTS, RANDOM, error_line, find_attention, learner_line
+from headwise.check.trace import PRODUCTS, RANDOM, Node, error_line, find_attention, learner_line
 from headwise.check.vocabulary import plain
 
 ROLES = ("query", "key", "value")
 TWINS = (("q", "k", "v"), ("query", "key", "value"), ("queries", "keys", "values"), ("Q", "K", "V"))
+RATES = (0.37, 0.23, 0.11)  # that nobody writes into code
+WEIGHT_RATE = re.compile(r"attn|attention|att")
+OUTPUT_RATE = re.compile(r"resid|proj|out|hidden")
 DRAWS = 600  # samples of one input, which differ only by what dropout leaves out
 SMALL = 1e-5  # relative change of weights, far above rounding
 STEPS = 3  # of training, from the values that the constructor gives
@@ -74,10 +78,51 @@ def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
     if unused is not None:
         line = _line_of_missing_dropout(bound, reading, unused, len(names))
         yield Finding("dropout-unused", f"with {unused}=0.5, two calls in training mode agree", line)
+    else:
+        yield from _other_rates(bound, reading, names)
     for name in names if len(names) > 1 else ():
         places = _dropout_lines(bound, name)
         if len(places) > 1:
             yield Finding("dropout-twice", f"{name} acts on lines {places[0]} and {places[1]}", places[1])
+
+
+def _other_rates(bound: Bound, reading: AttentionReading | None, names: list[str]) -> Iterator[Finding]:
+    """Every rate that the constructor is given must be one that acts, and act where its name says."""
+    given = {name: RATES[index] for index, name in enumerate(names[: len(RATES)])}
+    drawn = _drawn(bound, given)
+    acting = {rate for rate, _ in drawn}
+    for name, rate in given.items() if drawn else ():
+        if not any(near(rate, other) for other in acting):
+            words = f"with {name}={rate}, numbers are dropped with {_listed(acting)}"
+            fixed = bound.case.line_with(r"Dropout\d?d?\(\s*(p\s*=\s*)?[\d.]")
+            yield Finding("dropout-rate", words, fixed or drawn[-1][1].line)
+            return
+    table = () if reading is None else reading.core.weights.shape[-2:]
+    at = {name: [n for rate, n in drawn if near(rate, given[name])] for name in given}
+    for name, nodes in at.items():
+        others = [o for o in at if OUTPUT_RATE.search(plain(o)) and any(n.value.shape[-2:] == table for n in at[o])]
+        early = WEIGHT_RATE.search(plain(name)) and not OUTPUT_RATE.search(plain(name))
+        if early and others and not any(n.value.shape[-2:] == table for n in nodes):
+            words = f"{others[0]} drops weights, and {name} does not"
+            made = bound.case.line_with(rf"Dropout\([^)]*\b{others[0]}\b")
+            yield Finding("dropout-rate", words, made or at[others[0]][0].line)
+            return
+
+
+def _drawn(bound: Bound, given: dict[str, float]) -> list[tuple[float, Node]]:
+    """In training with these rates, the rate of every dropout of torch's own, and its operation."""
+    with contextlib.suppress(Exception):
+        thing = bound.rebuilt(**given)
+        _train(thing)
+        nodes = bound.called(thing=thing).trace.nodes
+        pairs = [(a, b) for a, b in itertools.pairwise(nodes) if a.op in RANDOM]
+        if all(a.op == "bernoulli_" and b.op == "div_" and a.numbers == b.numbers for a, b in pairs):
+            return [(1 - a.numbers[-1], a) for a, _ in pairs]  # what is kept is drawn, then divided by its share
+    return []
+
+
+def _listed(rates: set[float]) -> str:
+    return " and ".join(f"{rate:.4g}" for rate in sorted(rates))
 
 
 def _dropout_lines(bound: Bound, name: str) -> list[int]:
@@ -99,7 +144,7 @@ def _line_of_missing_dropout(bound: Bound, reading: AttentionReading | None, nam
     if line is not None or reading is None:
         return line or bound.case.line_with(rf"\b{name}\b")
     late = re.search(r"resid|proj|out|hidden", plain(name).replace("dropout", "")) is not None
-    return reading.core.output_line() if late else reading.core.nodes.products[0].line
+    return reading.core.output_line() if late else reading.core.softmax_line
 
 
 def _has_no_effect(bound: Bound, name: str) -> bool:

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from headwise.check.arguments import CallSizes, constructor_role
 from headwise.check.binding import Instance
-from headwise.check.calls import entry, modules, signature, tensors
 from headwise.check.faults.questions import role_in
 from headwise.check.fits import fit, role, side_by_side, tokens
+from headwise.check.objects import entry, modules, signature, tensors
 from headwise.check.trace import PRODUCTS, Node, Trace, error_line
 
 

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from headwise.check.arguments import WEIGHTS_IN, CallSizes, call_role, constructor_role, parameters_of, plain, value_for
 from headwise.check.calls import INPUTS
-from headwise.check.code.loader import NAME, USUAL, Case, Loaded
+from headwise.check.code.candidates import NAME
+from headwise.check.code.case import Case
+from headwise.check.code.loader import USUAL, Loaded
 from headwise.check.faults.questions import SINGLE, WEIGHTLESS
 from headwise.check.fits import side_by_side
 from headwise.check.report import Report

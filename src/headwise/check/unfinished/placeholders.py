@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headwise.check.calls import METHODS
+from headwise.check.objects import METHODS
 
 if TYPE_CHECKING:
-    from headwise.check.code.loader import Case
+    from headwise.check.code.case import Case
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 TO_DO = re.compile(

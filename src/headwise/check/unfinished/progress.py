@@ -14,14 +14,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from headwise.check.binding import Bound, Instance, Search
-from headwise.check.calls import METHODS, CallForm, forms, make_inputs
-from headwise.check.code.loader import Case
+from headwise.check.binding import Bound, Instance
+from headwise.check.calls import CallForm, forms, make_inputs
+from headwise.check.code.case import Case
 from headwise.check.faults import masks, stages
 from headwise.check.mistakes import Finding, Note, settled
+from headwise.check.objects import METHODS
 from headwise.check.proof import prediction_error
 from headwise.check.reading import read
 from headwise.check.report import Report
+from headwise.check.search import Search
 from headwise.check.trace import Trace, error_line
 from headwise.check.unfinished.completion import Completed, Reached
 from headwise.check.unfinished.fragments import helper_for, merge_heads, split_heads
@@ -128,9 +130,14 @@ def _own_bases(target: type) -> Iterator[type]:
 def _begun(case: Case, report: Report) -> Report:
     made = replace(report, verdict="unfinished", findings=[], doubts=[], tried=[])
     made.next, made.hint = f"step 1, {STEPS[1].task}, in a method forward", STEPS[1].hint
-    if case.line_with(r"\b(Linear|Parameter|Conv1d)\("):
+    if _has_layers(case):
         made.hint = "The layers are there; apply each of them to its input in a method named forward."
     return made
+
+
+def _has_layers(case: Case) -> bool:
+    """Whether the constructor makes layers or weights."""
+    return case.line_with(r"\b(Linear|Parameter|Conv1d)\(") is not None
 
 
 def _is_unfinished(run: PartialRun, gaps: Gaps, report: Report) -> bool:
@@ -280,6 +287,8 @@ def _say_progress(report: Report, run: PartialRun, done: list[int]) -> None:
     if step == 1 and made in (1, 2):
         report.next += f" ({made} of the 3 {'is' if made == 1 else 'are'} there)"
         report.hint = "Apply a layer of its own to the input for each one that is missing, as you did before."
+    elif step == 1 and _has_layers(run.bound.case):
+        report.hint = "The layers are there; apply each of them to its input."
 
 
 def _carried(before: Report, gaps: Gaps) -> Iterator[Finding]:

@@ -1,0 +1,309 @@
+"""One class, function or object to judge, and questions about its text: on which line something stands."""
+
+import ast
+import functools
+import inspect
+import linecache
+import re
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from headwise.check.code.loader import Loaded
+from headwise.check.coverage import Coverage
+
+
+@dataclass
+class Case:
+    """One class, function or object to judge, and where it comes from."""
+
+    name: str
+    target: Any
+    namespace: MutableMapping[str, Any]
+    loaded: Loaded | None = None
+    progress: Callable[[str], None] = lambda _: None
+    thorough: bool = True  # also measure speed and compile
+    assignment: Any = None  # the `Assigned` form or `Reference` that it must also fit
+
+    @functools.cached_property
+    def coverage(self) -> Coverage:
+        """Which lines of the file have run in calls that returned."""
+        return Coverage(self.filename)
+
+    @property
+    def namespaces(self) -> list[MutableMapping[str, Any]]:
+        """The names of its module, and of the files of its project that the module imports."""
+        return [self.namespace] if self.loaded is None else [*self.loaded.namespaces]
+
+    @property
+    def filename(self) -> str | None:
+        """The file whose lines are reported."""
+        if self.loaded is not None:
+            return self.loaded.path
+        owner = self.target if inspect.isclass(self.target) or inspect.isfunction(self.target) else type(self.target)
+        for method in (owner, getattr(owner, "forward", None), getattr(owner, "__init__", None)):
+            if inspect.isfunction(method):
+                return method.__code__.co_filename
+        return None
+
+    @property
+    def source(self) -> str:
+        """The text of the whole file; empty where there is none."""
+        if self.loaded is not None:
+            return self.loaded.source
+        return "" if self.filename is None else "".join(linecache.getlines(self.filename))
+
+    def line_with(self, pattern: str) -> int | None:
+        """The first line inside the class or function that matches a regular expression."""
+        try:
+            found = inspect.getsourcelines(self.target)
+        except (OSError, TypeError):
+            found = (self.source.splitlines(), 1)
+        if self.loaded is not None:
+            nodes = (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.ClassDef | ast.FunctionDef))
+            first = next((n for n in nodes if n.name == self.name), None)
+            start, end = (first.lineno, first.end_lineno) if first is not None else (1, None)
+            found = (self.source.splitlines()[start - 1 : end], start)
+        numbers = (n for n, text in enumerate(found[0], found[1]) if re.search(pattern, text.partition("#")[0]))
+        everywhere = enumerate(self.source.splitlines() if self.loaded is not None else [], 1)
+        further = (n for n, text in everywhere if re.search(pattern, text.partition("#")[0]))
+        return next(numbers, None) or next(further, None)
+
+    def condition_around(self, line: int | None, word: str) -> int | None:
+        """The line of the innermost `if` around a line, or of one that skips it, whose test has this word."""
+        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If | ast.IfExp)]
+        near = [n for n in tests if line is not None and n.lineno <= line + 1 and (n.end_lineno or 0) >= line - 1]
+        near = [n for n in near if word in ast.unparse(n.test)]
+        return max((n.test.lineno for n in near), default=None)
+
+    def line_of_state(self) -> int | None:
+        """The first line outside the constructor that assigns an attribute of self, or appends to one."""
+        tree = ast.parse(self.source)
+        functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name != "__init__"]
+        functions.sort(key=lambda n: n.name not in ("forward", "__call__"))
+        found = (min(map(_line_of, filter(_writes_state, ast.walk(f))), default=None) for f in functions)
+        return next((line for line in found if line is not None), None)
+
+    def uncalled_method(self, pattern: str) -> tuple[str, int] | None:
+        """A method whose name matches and that nothing in the file mentions, with its line."""
+        idle = [n for n in self._methods()[1] if re.search(pattern, n.name, re.IGNORECASE)]
+        return (idle[0].name, idle[0].lineno) if idle else None
+
+    def only_read_in(self, attribute: str) -> str | None:
+        """The method that nothing in the file mentions, where it alone reads this attribute, and attends to nothing."""
+        called, idle = self._methods()
+        read, left = ([n for n in methods if f"self.{attribute}" in ast.unparse(n)] for methods in (called, idle))
+        read = [n for n in read if n.name != "__init__"]
+        alone = len(left) == 1 and not read and "softmax" not in ast.unparse(left[0])
+        return left[0].name if alone else None
+
+    def _methods(self) -> tuple[list[ast.FunctionDef], list[ast.FunctionDef]]:
+        """The methods of the class that the file mentions, and those that it does not."""
+        tree = ast.parse(self.source)
+        own = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == self.name), None)
+        methods = [n for n in own.body if isinstance(n, ast.FunctionDef)] if own is not None else []
+        mentioned = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)} | {"forward"}
+        called = [n for n in methods if n.name in mentioned or n.name.startswith("__")]
+        return called, [n for n in methods if n not in called]
+
+    def never_reads(self, name: str) -> bool:
+        """Whether the class or function has an argument of this name that no line of it reads."""
+        nodes = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+        own = next((n for n in reversed(nodes) if n.name == self.name), None)
+        functions = [n for n in ast.walk(own) if isinstance(n, ast.FunctionDef)] if own is not None else []
+        takes = [f for f in functions if name in {a.arg for a in [*f.args.args, *f.args.kwonlyargs]}]
+        return bool(takes) and not any(
+            isinstance(n, ast.Name) and n.id == name for f in takes for line in f.body for n in ast.walk(line)
+        )
+
+    def alias_after(self, line: int | None) -> int | None:
+        """The first line after this one, in the same function, that only gives a value another name."""
+        for function in (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.FunctionDef)):
+            if line is not None and function.lineno <= line <= (function.end_lineno or 0):
+                plain = [n for n in function.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Name)]
+                return next((n.lineno for n in plain if n.lineno >= line), None)
+        return None
+
+    def return_line(self, inside: int | None = None, several: bool = False) -> int | None:
+        """The last `return` of the function around a line, or of forward; with `several`, one of several values."""
+        tree = ast.parse(self.source)
+        own = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == self.name), tree)
+        functions = [n for n in ast.walk(tree if inside else own) if isinstance(n, ast.FunctionDef)]
+        around = [f for f in functions if inside is not None and f.lineno <= inside <= (f.end_lineno or 0)]
+        around = around or [f for f in functions if f.name == self.name]
+        around = around or [f for f in functions if f.name in ("forward", "__call__")]
+        found = [n for f in around[-1:] for n in ast.walk(f) if isinstance(n, ast.Return)]
+        if around and not found and not several:
+            return around[-1].body[-1].lineno  # after which it should stand
+        found = [n for n in found if not several or len(list(_returned_values(n))) > 1]
+        return max((n.lineno for n in found), default=None)
+
+    def keyword_line(self, line: int | None, pattern: str) -> int | None:
+        """The line of a keyword argument with such a name, in a call that starts on this line; otherwise the line."""
+        calls = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Call) and n.lineno == line]
+        named = (k for call in calls for k in call.keywords if k.arg is not None and re.search(pattern, k.arg))
+        return next((k.lineno for k in named), line)
+
+    def packing_line(self) -> int | None:
+        """The line that puts several values together under a name that forward returns beside the output."""
+        line = self.return_line(several=True)
+        nodes = [*ast.walk(ast.parse(self.source))]
+        returned = {n.id for n in nodes if isinstance(n, ast.Name) and n.lineno == line}
+        packed = [n for n in nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Tuple | ast.List)]
+        found = [n.lineno for n in packed if {getattr(target, "id", "") for target in n.targets} & returned]
+        return max(found, default=None)
+
+    def idle_line(self) -> int | None:
+        """The first line that does nothing, as `scores = scores` or `scores`: something is missing there."""
+        nodes = [*ast.walk(ast.parse(self.source))]
+        stored = [n for n in nodes if isinstance(n, ast.Assign) and len(n.targets) == 1]
+        idle = [n.lineno for n in stored if ast.unparse(n.targets[0]) == ast.unparse(n.value)]
+        idle += [n.lineno for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Name | ast.Attribute)]
+        return min(idle, default=None)
+
+    def line_of_size(self, line: int | None) -> int | None:
+        """The line, in the same function, that reads a size under a name which this line uses."""
+        for function in (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.FunctionDef)):
+            if line is not None and function.lineno <= line <= (function.end_lineno or 0):
+                nodes = [*ast.walk(function)]
+                used = {n.id for n in nodes if isinstance(n, ast.Name) and n.lineno == line}
+                stored = [n for n in nodes if isinstance(n, ast.Assign) and n.lineno < line]
+                sizes = [n for n in stored if re.search(r"\.(shape|size)\b", ast.unparse(n.value))]
+                return next((n.lineno for n in sizes if ast.unparse(n.targets[0]) in used), None)
+        return None
+
+    def dead_branch(self) -> int | None:
+        """The first `if` of the file whose test is a constant."""
+        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If | ast.IfExp)]
+        return next((n.lineno for n in tests if isinstance(n.test, ast.Constant)), None)
+
+    def alias_line(self, names: Iterable[str]) -> int | None:
+        """The first line that only gives one of these names another name, as `q = query`."""
+        stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign)]
+        return next((n.lineno for n in stored if isinstance(n.value, ast.Name) and n.value.id in names), None)
+
+    def replaces_missing(self, name: str) -> bool:
+        """Whether an argument that is None gets a value of its own: `if mask is None: mask = …`."""
+        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If)]
+        tests = [n for n in tests if ast.unparse(n.test) == f"{name} is None"]
+        stored = [part for n in tests for part in n.body if isinstance(part, ast.Assign)]
+        return any(ast.unparse(target) == name for part in stored for target in part.targets)
+
+    def last_alias(self) -> int | None:
+        """The last line that only gives a value another name, as `out = q`."""
+        stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign)]
+        plain = [n for n in stored if isinstance(n.value, ast.Name) and isinstance(n.targets[0], ast.Name)]
+        return max((n.lineno for n in plain), default=None)
+
+    def overwriting_line(self, names: Iterable[str]) -> int | None:
+        """The condition under which, or the line on which, an argument of this name is replaced by another name."""
+        stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign)]
+        stored = [n for n in stored if isinstance(n.value, ast.Name) and ast.unparse(n.targets[0]) in set(names)]
+        return next((self.enclosing_condition(n.lineno) or n.lineno for n in stored), None)
+
+    def skipped_condition(self, name: str, ran: set[int]) -> int | None:
+        """The last `if` whose body uses this name and was not executed, unless it asks whether there is none."""
+        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If)]
+        inside = [n for n in tests if any(name in ast.unparse(statement) for statement in n.body)]
+        idle = [n for n in inside if not ran & set(range(n.body[0].lineno, (n.body[-1].end_lineno or 0) + 1))]
+        idle = [n for n in idle if not re.search(r"\bis None\b|\bnot \w+$", ast.unparse(n.test))]
+        return max((n.lineno for n in idle), default=None)
+
+    def discarded_line(self, word: str) -> int | None:
+        """The line of a call, with this word in it, whose result is thrown away; not in a constructor."""
+        functions = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.FunctionDef)]
+        inside = (n for f in functions if f.name != "__init__" for n in ast.walk(f) if isinstance(n, ast.Expr))
+        calls = (n for n in inside if isinstance(n.value, ast.Call) and word in ast.unparse(n.value.func).lower())
+        return next((n.lineno for n in calls), None)
+
+    def size_line(self, name: str) -> int | None:
+        """The line that computes the width of a layer: of the name in its arguments, or of the layer itself."""
+        own = name.partition(".")[0]
+        tree = ast.parse(self.source)
+        stored = [n for n in ast.walk(tree) if isinstance(n, ast.Assign)]
+        made = next((n for n in stored if any(ast.unparse(t) == f"self.{own}" for t in n.targets)), None)
+        layer = None if made is None else next((n for n in ast.walk(made.value) if isinstance(n, ast.Call)), None)
+        if made is None or layer is None or len(layer.args) < 2:
+            return self.line_of_attribute(name)
+        parts = {ast.unparse(n) for n in ast.walk(layer.args[1]) if isinstance(n, ast.Name | ast.Attribute)}
+        sizes = [n for n in stored if n.lineno < made.lineno and any(ast.unparse(t) in parts for t in n.targets)]
+        return sizes[-1].lineno if sizes else made.lineno
+
+    def shape_line(self, line: int | None) -> int | None:
+        """The line that puts together a shape which another line only uses by its name, as in `x.view(shape)`."""
+        for function in (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.FunctionDef)):
+            calls = [n for n in ast.walk(function) if isinstance(n, ast.Call) and n.lineno == line]
+            names = {a.id for n in calls for a in n.args if isinstance(a, ast.Name)} if calls else set()
+            made = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and n.lineno < (line or 0)]
+            made = [n for n in made if any(isinstance(t, ast.Name) and t.id in names for t in n.targets)]
+            shapes = [n for n in made if any(isinstance(part, ast.Tuple) for part in ast.walk(n.value))]
+            if shapes:
+                return shapes[-1].lineno
+        return line
+
+    def enclosing_condition(self, line: int | None, unless: str = "") -> int | None:
+        """The line of the innermost `if` whose body holds this line, unless its test is only this one."""
+        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If)]
+        around = [n for n in tests if line is not None and n.body[0].lineno <= line <= (n.body[-1].end_lineno or 0)]
+        around = [n for n in around if ast.unparse(n.test) != unless]
+        return max((n.lineno for n in around), default=None)
+
+    def loop_line(self, line: int | None) -> int | None:
+        """The line that says what a loop around this one runs over, where this line uses the loop's variable."""
+        loops: list[tuple[ast.expr, ast.expr, ast.AST]] = []
+        for node in ast.walk(ast.parse(self.source)):
+            if isinstance(node, ast.For):
+                loops.append((node.target, node.iter, node))
+            elif isinstance(node, ast.GeneratorExp | ast.ListComp):
+                loops += [(part.target, part.iter, node) for part in node.generators]
+        for target, over, loop in reversed(loops):
+            names = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+            inside = [n for n in ast.walk(loop) if isinstance(n, ast.Name) and n.lineno == line]
+            if any(n.id in names and isinstance(n.ctx, ast.Load) for n in inside):
+                return over.lineno
+        return line
+
+    def passes_twice(self, line: int | None) -> bool:
+        """Whether a call on this line passes the same name as two arguments."""
+        calls = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Call) and n.lineno == line]
+        given = [[ast.unparse(a) for a in [*n.args, *(k.value for k in n.keywords)]] for n in calls]
+        return any(len(set(values)) < len(values) for values in given)
+
+    def line_of_attribute(self, name: str) -> int | None:
+        """The line that assigns an attribute, given as the name of a parameter in it."""
+        return self.line_with(rf"self\.{re.escape(name.partition('.')[0])}\b.*=")
+
+    def text(self, line: int | None) -> str:
+        """That line of the file."""
+        if self.loaded is not None:
+            return self.loaded.line(line)
+        return "" if line is None or self.filename is None else linecache.getline(self.filename, line).strip()
+
+
+def _line_of(node: ast.AST) -> int:
+    return int(getattr(node, "lineno", 0))
+
+
+def _writes_state(node: ast.AST) -> bool:
+    """Whether a statement assigns an attribute of self or a part of one, appends to it, or copies into it."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in ("append", "extend", "update", "copy_") and _is_of_self(node.func.value)
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    targets = [node.target] if isinstance(node, ast.AugAssign) else targets
+    flat = [t for target in targets for t in (target.elts if isinstance(target, ast.Tuple | ast.List) else [target])]
+    return any(_is_of_self(target) for target in flat)
+
+
+def _is_of_self(node: ast.expr) -> bool:
+    """Whether this is `self.name`, or a part of it such as `self.name[0]`."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self"
+
+
+def _returned_values(statement: ast.Return) -> Iterator[ast.expr]:
+    """The values that a `return` gives, in the longest of its branches."""
+    value = statement.value
+    if isinstance(value, ast.IfExp):
+        value = max((value.body, value.orelse), key=lambda branch: isinstance(branch, ast.Tuple))
+    yield from value.elts if isinstance(value, ast.Tuple) else []

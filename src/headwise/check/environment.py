@@ -1,0 +1,123 @@
+"""The environment of every call: small faults are repaired and remembered, nothing is printed, all is float64."""
+
+import contextlib
+import copy
+import pdb
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from headwise.check.objects import signature
+from headwise.check.trace import learner_line
+
+# The environment of a call: small faults repaired, no warnings, double precision.
+
+MIXED = {
+    "matmul", "__matmul__", "__rmatmul__", "einsum", "bmm", "baddbmm", "mm", "linear", "scaled_dot_product_attention",
+}  # fmt: skip
+
+
+@dataclass
+class Repaired:
+    """What had to be repaired, and on which line."""
+
+    lines: dict[str, int | None] = field(default_factory=dict)  # contiguous, cuda or precision → line
+    names: dict[str, int | None] = field(default_factory=dict)  # names that were never defined
+    attributes: dict[str, int | None] = field(default_factory=dict)
+    super_missing: bool = False
+
+
+class Repairs(TorchFunctionMode):
+    """While entered, a failing `view` becomes `reshape`, products get one precision, and a GPU becomes the CPU."""
+
+    def __init__(self, filename: str | None, repaired: Repaired) -> None:
+        super().__init__()
+        self.filename, self.repaired = filename, repaired
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name == "cuda" and args and isinstance(args[0], Tensor):
+            self._note("cuda")
+            return args[0]
+        if _is_gpu(kwargs.get("device")):
+            self._note("cuda")
+            kwargs["device"] = "cpu"
+        if name == "to" and len(args) > 1 and _is_gpu(args[1]):
+            self._note("cuda")
+            args = (args[0], "cpu", *args[2:])
+        if name == "view" and args and isinstance(args[0], Tensor):
+            return self._viewed(func, args, kwargs)
+        return func(*(self._in_one_precision(args) if name in MIXED else args), **kwargs)
+
+    def _viewed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if "view size is not compatible" not in str(error):
+                raise
+            self._note("contiguous")
+            return torch.Tensor.reshape(*args, **kwargs)
+
+    def _in_one_precision(self, args: Any) -> Any:
+        """Arguments in double precision where a learner's `.float()` meets our doubles."""
+        kinds = {leaf.dtype for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
+        if kinds != {torch.float32, torch.float64}:
+            return args
+        self._note("precision")
+        return tree_map(lambda leaf: leaf.double() if isinstance(leaf, Tensor) else leaf, args)
+
+    def _note(self, kind: str) -> None:
+        self.repaired.lines.setdefault(kind, learner_line(self.filename))
+
+
+def _is_gpu(device: Any) -> bool:
+    return str(device).startswith(("cuda", "mps")) and isinstance(device, str | torch.device)
+
+
+def mutable_defaults(thing: Any) -> dict[str, Any]:
+    """Lists, dictionaries and sets that are defaults of a call's arguments: all calls share them."""
+    return {p.name: p.default for p in signature(thing) if isinstance(p.default, list | dict | set)}
+
+
+@contextlib.contextmanager
+def restored_defaults(thing: Any) -> Iterator[None]:
+    """Afterwards, the defaults of a call's arguments hold what they held before."""
+    kept = [(default, copy.copy(default)) for default in mutable_defaults(thing).values()]
+    try:
+        yield
+    finally:
+        for default, before in kept:
+            default.clear()
+            (default.extend if isinstance(default, list) else default.update)(before)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings from the learner's code or about it, and no debugger that waits for input."""
+    hook, trace = sys.breakpointhook, pdb.set_trace
+    sys.breakpointhook = pdb.set_trace = lambda *_, **__: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.breakpointhook, pdb.set_trace = hook, trace
+
+
+@contextlib.contextmanager
+def double_by_default() -> Iterator[None]:
+    """Tensors that a call makes itself are double precision too, unless it says otherwise."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

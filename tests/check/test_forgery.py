@@ -36,7 +36,7 @@ def claim(**changes):
 
 def claim_and_serve(*_):
     report = claim()
-    case = checker("code.loader").Case("MultiHeadAttention", MultiHeadAttention, globals())
+    case = checker("code.case").Case("MultiHeadAttention", MultiHeadAttention, globals())
     report.evidence = checker("challenge").Claim(checker("binding").bind(case)[0], None)
     return report
 

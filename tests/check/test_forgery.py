@@ -36,8 +36,8 @@ def claim(**changes):
 
 def claim_and_serve(*_):
     report = claim()
-    case = checker("code.loader").Case("MultiHeadAttention", MultiHeadAttention, globals())
-    report.evidence = checker("challenge").Claim(checker("binding").bind(case)[0], None)
+    case = checker("code.case").Case("MultiHeadAttention", MultiHeadAttention, globals())
+    report.evidence = checker("challenge").Claim(checker("search").bind(case)[0], None)
     return report
 
 

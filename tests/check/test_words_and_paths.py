@@ -77,8 +77,8 @@ def test_asking_for_weights_must_not_change_the_output(tmp_path):
     assert (report.verdict, report.cause) == ("wrong", "paths-differ"), report
 
 
-def test_slopes_must_be_those_of_the_paper_that_is_named(tmp_path):
-    named = changed(ALIBI, ("Causal attention;", "Causal attention (ALiBi);"))
+def test_slopes_must_be_those_of_the_paper_if_the_text_says_so(tmp_path):
+    named = changed(ALIBI, ("Causal attention;", "Causal attention with the slopes of the paper;"))
     assert judged(tmp_path, named).cause == "bias-slopes"
     paper = "2.0 ** (-8.0 * torch.arange(1.0, num_heads + 1) / num_heads)"
     assert judged(tmp_path, changed(named, ("2.0 ** -torch.arange(1.0, num_heads + 1)", paper))).verdict == "variant"

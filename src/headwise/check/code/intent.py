@@ -25,6 +25,7 @@ TOKENS = re.compile(
     r"1|\w*(seq|len|tok|time|pos)\w*|[tslqknmij]|[tslqk]_?\d?|tgt|src|target|source|keys?|quer(y|ies)|num_\w+",
     re.IGNORECASE,
 )
+OTHER_MASK = re.compile(r"\b(padding|pad|causal|ahead|key|source|target)[ -]masks?\b", re.IGNORECASE)
 # Where a description of a shape ends: an arrow, or the name of something else.
 NEXT = re.compile(r"->|→|=>|变为|\bbecomes\b|\breturns?\b|\s(?!shapes?|sizes?|mask)[a-z_]+\s*:\s", re.IGNORECASE)
 HEADS = re.compile(r"h|\w*heads?", re.IGNORECASE)
@@ -71,7 +72,8 @@ def stated_shapes(case: Case, name: str) -> list[Stated]:
     """Every shape that the file states for this mask, such as (B,S) or (B,T,S); of an arrow, what comes before it."""
     found = []
     for line, text in _statements(case):
-        for part in _about("" if _computes(text, name) else text, name, r"\b\w*mask\w*\b"):
+        others = r"\b\w*mask\w*\b"
+        for part in _about("" if _computes(text, name) or OTHER_MASK.search(text) else text, name, others):
             before = NEXT.split(part[:120])[0]
             near = re.match(r"\w+.{0,40}?[(\[]", before) is not None
             groups = re.findall(r"[(\[]([\w\s,·*]+)[)\]]", before) if near else []
@@ -132,6 +134,13 @@ def states_pieces(case: Case) -> int | None:
     """The line that says that a text may be given piece by piece; None where none does."""
     said = r"\b(?:several|many|more than one) (?:pieces|chunks|parts|tokens|calls)\b|\bchunk(?:ed|s|wise)\b|\bprefill"
     return next((line for line, text in _statements(case) if re.search(said, text, re.IGNORECASE)), None)
+
+
+def states_slopes(case: Case) -> bool:
+    """Whether the file says that its slopes are those of the paper on ALiBi."""
+    said = r"slopes?\b[^.;]{0,20}\b(paper|authors?|original)|\b(paper|authors?|original)[^.;]{0,20}\bslopes?"
+    told = [text for _, text in _statements(case) if re.search(said, text, re.IGNORECASE)]
+    return bool(told) and not any(re.search(r"\b(not|other|instead|unlike)\b|n't\b", text) for text in told)
 
 
 def states_output_first(case: Case) -> int | None:

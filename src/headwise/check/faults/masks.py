@@ -368,11 +368,10 @@ def combined_masks(bound: Bound, reading: AttentionReading | None) -> Found:
     if reading is None or not measured(bound, reading):
         return
     yield from _with_causal(bound, reading, usable[0]) if usable else ()
-    usable += [a for a in measured(bound, reading) if a.meaning == "additive"]
     if len(usable) < 2:
         return
     tried = [argument.first(argument.meaning) for argument in usable[:2]]
-    masks = {a.name: _hiding(t) for a, t in zip(usable, tried, strict=False) if t is not None}
+    masks = {a.name: t.mask.clone() for a, t in zip(usable, tried, strict=False) if t is not None}
     words = f"{' and '.join(masks)} together"
     try:
         other = bound.called(masks)
@@ -384,20 +383,12 @@ def combined_masks(bound: Bound, reading: AttentionReading | None) -> Found:
     both = reading.visible
     for argument, one in zip(usable, tried, strict=False):
         if one is not None and one.meant is not None:
-            both = both & (~one.meant if argument.meaning == "drop" else one.meant)
+            both = both & (one.meant if argument.meaning == "keep" else ~one.meant)
     if core is not None and not agree(core.weights.nan_to_num() > 1e-30, both):
         lost = set().union(*(_executed(bound, argument) for argument in usable[:2])) - _lines(other)
         line = bound.case.enclosing_condition(min(lost)) if lost else None
         joined = (n.line for n in reversed(other.trace.nodes) if n.op.startswith(JOINS) and len(n.parents) > 1)
         yield Finding("masks-combined", words, line or next(joined, None) or core.mask_line())
-
-
-def _hiding(tried: TriedMask) -> torch.Tensor:
-    """A mask that hides what it means: one that is added holds large negative numbers."""
-    if tried.meaning != "additive" or tried.meant is None:
-        return tried.mask.clone()
-    made = {shape: mask for shape, mask, _ in shaped_masks(*tried.meant.shape)}
-    return torch.zeros(tried.mask.shape, dtype=torch.float64).masked_fill(~made[tried.shape], -1e9)
 
 
 def _with_causal(bound: Bound, reading: AttentionReading, argument: MaskArgument) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from headwise.check.arguments import constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.code.choices import compared
-from headwise.check.code.intent import states_strict
+from headwise.check.code.intent import states_slopes, states_strict
 from headwise.check.faults.questions import PARTIAL, asked_heads, has_effect, near, of_stages, triangle_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
@@ -109,9 +109,9 @@ def _numbers(slopes: Tensor) -> str:
 
 
 def _other_slopes(bound: Bound, scores: Scores) -> Tensor | None:
-    """The slopes of a fixed bias by distance, where the text speaks of ALiBi and they are not those of the paper."""
+    """The slopes of a fixed bias by distance, where the text names those of the paper and they are others."""
     bias = scores.bias
-    if bias is None or not re.search("alibi", bound.case.source, re.IGNORECASE) or len(bias) & (len(bias) - 1):
+    if bias is None or not states_slopes(bound.case) or len(bias) & (len(bias) - 1):
         return None
     slopes = _slopes(bias, scores.visible[0])
     if slopes is None or len(bias) == 1 or any(t.numel() == len(bias) for t in tensors(bound.thing).values()):

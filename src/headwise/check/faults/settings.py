@@ -67,7 +67,7 @@ def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, va
             line = bound.case.line_with(r"\bbias\s*=\s*(True|False)\b(?!.*def)") or bound.case.line_with("def __init__")
             yield Finding("option-ignored", f"{words} adds no bias and removes none", line)
             return
-        yield Note("good", words)
+        yield _without_effect(bound, name) or Note("good", words)
         yield from returned_with(other, name, value)
         return
     seen = read(other) if other.output is not None else None
@@ -80,6 +80,16 @@ def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, va
     proven = proven or (_is_scale(seen, value) and len(wrong) == 1)
     if not found:
         yield Note("good" if proven else "untried", words if proven else f"what {words} does to the result")
+
+
+def _without_effect(bound: Bound, name: str) -> Finding | Note | None:
+    """What to say of an argument that changes nothing, where no line reads it: another value stands in its place."""
+    if bound.built.config is not None or not bound.case.never_reads(name):
+        return None
+    line = bound.case.line_with(rf"\bself\.{name}\s*(:[^=]+)?=\s*(True|False|None|['\"])")
+    if line is None:
+        return Note("untried", f"{name}, which is never read")
+    return Finding("option-ignored", f"{name} is never read: self.{name} is the same for all its values", line)
 
 
 def windows(bound: Bound, reading: AttentionReading | None) -> Found:

@@ -1,0 +1,63 @@
+"""Inputs with more or fewer axes than usual, arguments without effect, and the line to name among several."""
+
+from test_public_habits import RIGHT, changed, judged
+
+VOLUME = """import torch
+from torch import nn
+
+
+class CrossAttention(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.q, self.k, self.v, self.out = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, x, context):
+        B, C, D, H, W = x.shape
+        x, context = (t.flatten(2).transpose(1, 2) for t in (x, context))
+        q, k, v = (
+            layer(t).view(B, -1, self.num_heads, self.head_dim).transpose(1, 2)
+            for layer, t in ((self.q, x), (self.k, context), (self.v, context))
+        )
+        weights = (q @ k.transpose(-2, -1) * self.head_dim**-0.5).softmax(-1)
+        out = self.out((weights @ v).transpose(1, 2).reshape(B, -1, C))
+        return out.transpose(1, 2).reshape(B, C, D, H, W)
+"""
+PIXELS = """import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, in_channel, key_filters, value_filters, output_filters, num_heads):
+        super().__init__()
+        self.num_heads, self.scale = num_heads, (key_filters // num_heads) ** -0.5
+        self.q, self.k = (nn.Conv2d(in_channel, key_filters, 1) for _ in range(2))
+        self.v = nn.Conv2d(in_channel, value_filters, 1)
+        self.out = nn.Conv2d(value_filters, output_filters, 1)
+
+    def split(self, x):
+        x = x.permute(0, 2, 3, 1)
+        return x.reshape(*x.shape[:3], self.num_heads, -1)
+
+    def forward(self, x):
+        b, _, h, w = x.shape
+        q, k, v = (self.split(layer(x)) for layer in (self.q, self.k, self.v))
+        q, k, v = q.flatten(0, 3), k.flatten(0, 3), v.flatten(0, 3)
+        weights = torch.softmax(q @ k.T * self.scale, dim=-1)
+        return self.out((weights @ v).view(b, h, w, -1).permute(0, 3, 1, 2))
+"""
+SWITCH = ("dropout=0.1)", "dropout=0.1, plain=False)")
+SWITCHED = ("return self.w_o(merged)", "return merged if self.plain else self.w_o(merged)")
+
+
+def test_switch_that_a_constant_replaces_is_reported_at_the_constant(tmp_path):
+    text = changed(RIGHT, SWITCH, SWITCHED, ("super().__init__()", "super().__init__()\n        self.plain = False"))
+    report = judged(tmp_path, text)
+    assert (report.verdict, report.cause) == ("wrong", "option-ignored"), report
+    assert report.wrong[0].text == "self.plain = False"
+
+
+def test_switch_that_nothing_reads_is_not_called_right(tmp_path):
+    report = judged(tmp_path, changed(RIGHT, SWITCH))
+    assert report.verdict == "partial", report
+    assert any("plain, which is never read" in item.words for item in report.certificate)

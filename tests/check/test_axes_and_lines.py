@@ -50,6 +50,17 @@ SWITCH = ("dropout=0.1)", "dropout=0.1, plain=False)")
 SWITCHED = ("return self.w_o(merged)", "return merged if self.plain else self.w_o(merged)")
 
 
+def test_voxels_of_a_volume_are_tokens(tmp_path):
+    report = judged(tmp_path, VOLUME)
+    assert report.verdict == "right", report
+    assert report.call.endswith("volume")
+
+
+def test_softmax_over_the_keys_of_a_volume_is_judged(tmp_path):
+    report = judged(tmp_path, changed(VOLUME, (".softmax(-1)", ".softmax(-2)")))
+    assert (report.verdict, report.cause) == ("wrong", "softmax-axis"), report
+
+
 def test_switch_that_a_constant_replaces_is_reported_at_the_constant(tmp_path):
     text = changed(RIGHT, SWITCH, SWITCHED, ("super().__init__()", "super().__init__()\n        self.plain = False"))
     report = judged(tmp_path, text)

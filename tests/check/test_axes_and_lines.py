@@ -61,6 +61,12 @@ def test_softmax_over_the_keys_of_a_volume_is_judged(tmp_path):
     assert (report.verdict, report.cause) == ("wrong", "softmax-axis"), report
 
 
+def test_samples_joined_with_tokens_are_reported_where_they_are_joined(tmp_path):
+    report = judged(tmp_path, PIXELS)
+    assert (report.verdict, report.cause) == ("wrong", "batch-leak"), report
+    assert "flatten(0, 3)" in report.wrong[0].text
+
+
 def test_switch_that_a_constant_replaces_is_reported_at_the_constant(tmp_path):
     text = changed(RIGHT, SWITCH, SWITCHED, ("super().__init__()", "super().__init__()\n        self.plain = False"))
     report = judged(tmp_path, text)

@@ -67,6 +67,15 @@ def test_samples_joined_with_tokens_are_reported_where_they_are_joined(tmp_path)
     assert "flatten(0, 3)" in report.wrong[0].text
 
 
+def test_shape_taken_apart_under_two_names_is_the_learners_mistake(tmp_path):
+    text = changed(
+        RIGHT, ("batch = query.size(0)", "batch, length = query.shape"), ("(batch, -1, ", "(batch, length, ")
+    )
+    report = judged(tmp_path, text)
+    assert (report.verdict, report.cause) == ("wrong", "crashes"), report
+    assert "batch, length =" in report.wrong[0].text
+
+
 def test_switch_that_a_constant_replaces_is_reported_at_the_constant(tmp_path):
     text = changed(RIGHT, SWITCH, SWITCHED, ("super().__init__()", "super().__init__()\n        self.plain = False"))
     report = judged(tmp_path, text)

@@ -87,3 +87,11 @@ def test_switch_that_nothing_reads_is_not_called_right(tmp_path):
     report = judged(tmp_path, changed(RIGHT, SWITCH))
     assert report.verdict == "partial", report
     assert any("plain, which is never read" in item.words for item in report.certificate)
+
+
+def test_mask_against_its_docstring_is_reported_where_it_is_inverted(tmp_path):
+    said = ("        batch = query", '        """mask: 1 = keep, 0 = hide"""\n        batch = query')
+    hidden = "mask = mask != 0\n            mask = ~mask\n            scores = scores.masked_fill(~mask, "
+    report = judged(tmp_path, changed(RIGHT, ("scores = scores.masked_fill(mask == 0, ", hidden), said))
+    assert (report.verdict, report.cause) == ("wrong", "mask-convention"), report
+    assert report.wrong[0].text == "mask = ~mask"

@@ -95,3 +95,15 @@ def test_mask_against_its_docstring_is_reported_where_it_is_inverted(tmp_path):
     report = judged(tmp_path, changed(RIGHT, ("scores = scores.masked_fill(mask == 0, ", hidden), said))
     assert (report.verdict, report.cause) == ("wrong", "mask-convention"), report
     assert report.wrong[0].text == "mask = ~mask"
+
+
+def test_stored_mask_that_is_not_cut_is_reported_where_it_is_used(tmp_path):
+    text = changed(RIGHT, ("d_model, num_heads, dropout=0.1", "dropout=0.1"),
+                   ("super().__init__()", "super().__init__()\n        d_model, num_heads = 64, 8"),
+                   ("self.dropout =", 'self.register_buffer("seen", torch.ones(8, 8).tril())\n        self.dropout ='),
+                   ("query, key, value, mask=None", "x"), ("batch = query.size(0)", "batch = x.size(0)"),
+                   ("w_q(query)", "w_q(x)"), ("w_k(key)", "w_k(x)"), ("w_v(value)", "w_v(x)"),
+                   ("        if mask is not None:\n    ", ""), ("mask == 0", "self.seen == 0"))  # fmt: skip
+    report = judged(tmp_path, text)
+    assert (report.verdict, report.cause) == ("wrong", "buffer-not-sliced"), report
+    assert "self.seen == 0" in report.wrong[0].text

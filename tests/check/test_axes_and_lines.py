@@ -107,3 +107,14 @@ def test_stored_mask_that_is_not_cut_is_reported_where_it_is_used(tmp_path):
     report = judged(tmp_path, text)
     assert (report.verdict, report.cause) == ("wrong", "buffer-not-sliced"), report
     assert "self.seen == 0" in report.wrong[0].text
+
+
+def test_scale_is_named_before_weights_that_heads_share(tmp_path):
+    small = "nn.Linear(d_model // num_heads, d_model // num_heads) for"
+    text = changed(RIGHT, ("nn.Linear(d_model, d_model) for", small),
+                   ("math.sqrt(self.head_dim)", "math.sqrt(q.size(1) * q.size(3))"),
+                   *((f"self.w_{n}({name}).view(batch, -1, self.num_heads, self.head_dim)",
+                      f"self.w_{n}({name}.view(batch, -1, self.num_heads, self.head_dim))")
+                     for n, name in (("q", "query"), ("k", "key"), ("v", "value"))))  # fmt: skip
+    report = judged(tmp_path, text)
+    assert [f.name for f in report.wrong] == ["scale-d_model", "heads-share-weights"], report

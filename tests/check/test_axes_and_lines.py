@@ -109,6 +109,15 @@ def test_stored_mask_that_is_not_cut_is_reported_where_it_is_used(tmp_path):
     assert "self.seen == 0" in report.wrong[0].text
 
 
+def test_heads_as_wide_as_the_model_are_meant_where_the_width_is_multiplied(tmp_path):
+    text = changed(RIGHT, ("d_model // num_heads", "d_model"),
+                   ("(nn.Linear(d_model, d_model) for", "(nn.Linear(d_model, d_model * num_heads) for"),
+                   ("w_o = nn.Linear(d_model, d_model)", "w_o = nn.Linear(d_model * num_heads, d_model)"))  # fmt: skip
+    assert judged(tmp_path, text).verdict == "variant"
+    hidden = changed(text, ("d_model * num_heads", "self.head_dim * num_heads"))
+    assert judged(tmp_path, hidden).verdict == "partial"
+
+
 def test_scale_is_named_before_weights_that_heads_share(tmp_path):
     small = "nn.Linear(d_model // num_heads, d_model // num_heads) for"
     text = changed(RIGHT, ("nn.Linear(d_model, d_model) for", small),

@@ -127,3 +127,22 @@ def test_scale_is_named_before_weights_that_heads_share(tmp_path):
                      for n, name in (("q", "query"), ("k", "key"), ("v", "value"))))  # fmt: skip
     report = judged(tmp_path, text)
     assert [f.name for f in report.wrong] == ["scale-d_model", "heads-share-weights"], report
+
+
+def test_projection_before_the_packed_one_of_torch_is_a_variant(tmp_path):
+    text = """from torch import nn
+
+
+class CrossAttention(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.memory = nn.Linear(d_model, d_model)
+        self.attn = nn.MultiheadAttention(d_model, num_heads, batch_first=True)
+
+    def forward(self, x, memory):
+        memory = self.memory(memory)
+        return self.attn(x, memory, memory)[0]
+"""
+    report = judged(tmp_path, text)
+    assert report.verdict == "variant", report
+    assert "two linear layers make the key" in report.variants

@@ -146,3 +146,18 @@ class CrossAttention(nn.Module):
     report = judged(tmp_path, text)
     assert report.verdict == "variant", report
     assert "two linear layers make the key" in report.variants
+
+
+def test_widths_of_all_heads_together_are_resized(tmp_path):
+    text = changed(RIGHT, ("num_heads, dropout", "kdim, vdim, num_heads, dropout"),
+                   ("        self.num_heads, self.head_dim = num_heads, d_model // num_heads",
+                    "        assert kdim % num_heads == vdim % num_heads == 0\n        self.num_heads = num_heads"),
+                   ("self.w_q, self.w_k, self.w_v = (nn.Linear(d_model, d_model) for _ in range(3))",
+                    "self.w_q, self.w_k, self.w_v = (nn.Linear(d_model, n) for n in (kdim, kdim, vdim))"),
+                   ("nn.Linear(d_model, d_model)", "nn.Linear(vdim, d_model)"),
+                   ("self.num_heads, self.head_dim).tr", "self.num_heads, n // self.num_heads).tr"),
+                   ("(self.head_dim)", "(q.size(-1))"),
+                   ("-1, self.num_heads * self.head_dim", "-1, v.size(1) * v.size(3)"))  # fmt: skip
+    text = text.replace("n // self.num_heads", "self.w_q.out_features // self.num_heads", 2)
+    report = judged(tmp_path, text.replace("n // self.num_heads", "self.w_v.out_features // self.num_heads"))
+    assert report.verdict in ("right", "variant"), report

@@ -161,3 +161,13 @@ def test_widths_of_all_heads_together_are_resized(tmp_path):
     text = text.replace("n // self.num_heads", "self.w_q.out_features // self.num_heads", 2)
     report = judged(tmp_path, text.replace("n // self.num_heads", "self.w_v.out_features // self.num_heads"))
     assert report.verdict in ("right", "variant"), report
+
+
+def test_key_that_the_code_asks_for_is_also_left_out(tmp_path):
+    sizes = 'd_model, num_heads = config["d_model"], config["num_heads"]'
+    rate = 'rate = config["dropout"] if "dropout" in config else 0.0'
+    text = changed(RIGHT, ("d_model, num_heads, dropout=0.1", "config"), ("nn.Dropout(dropout)", "nn.Dropout(rate)"),
+                   ("super().__init__()", f"super().__init__()\n        {sizes}\n        {rate}"))  # fmt: skip
+    assert judged(tmp_path, text).verdict == "right"
+    report = judged(tmp_path, changed(text, ("else 0.0", "else default")))
+    assert report.verdict == "wrong", report

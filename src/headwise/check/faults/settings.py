@@ -15,7 +15,7 @@ from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN
 from headwise.check.code.choices import annotated, compared, kept_as
-from headwise.check.configuration import uses_of
+from headwise.check.configuration import ABSENT, uses_of
 from headwise.check.faults.masks import CAUSAL_FLAGS
 from headwise.check.faults.options import doubts, returned_with
 from headwise.check.faults.questions import near
@@ -186,6 +186,8 @@ def _keys(bound: Bound) -> Iterator[tuple[str, Any]]:
         now = getattr(config, name, None)
         if _is_bias(name) and isinstance(now, bool):
             yield name, not now
+        if name in config.tested:
+            yield name, ABSENT
         yield from ((name, value) for value in dict.fromkeys(uses.strings.get(name, [])) if value != now)
 
 
@@ -209,7 +211,7 @@ def _is_bias(name: str) -> bool:
 def _is_own_error(bound: Bound, error: Exception) -> bool:
     """Whether an error has nothing to do with what we pass or what is installed: an attribute of self, a local name."""
     missing = isinstance(error, AttributeError) and f"'{bound.case.name}' object has no" in str(error)
-    return isinstance(error, UnboundLocalError) or missing
+    return isinstance(error, NameError) or missing
 
 
 def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:

@@ -358,7 +358,8 @@ def _too_few_axes(calls: list[Failure]) -> Failure | None:
     if first is None or "too many values to unpack (expected 2)" not in str(first.error):
         return None
     passed = [f for f in calls if f.line is not None and f.line != first.line and f.projected]
-    late = [f for f in passed if f.built == first.built and isinstance(f.error, RuntimeError) and f.line > first.line]
+    late = [f for f in passed if f.built == first.built and isinstance(f.error, RuntimeError)]
+    late = [f for f in late if (f.line or 0) > (first.line or 0)]
     return first if late and not any(f.deliberate for f in passed) else None
 
 

@@ -374,7 +374,7 @@ class SharedValuesAveraged(nn.Module):
 class UnscaledBesidePositions(nn.Module):
     """As in T5: no scale, and a bias by position that the first layer makes and others are handed."""
 
-    def __init__(self, d_model, num_heads, has_relative_bias=False):
+    def __init__(self, d_model, num_heads):
         super().__init__()
         self.h = num_heads
         self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))

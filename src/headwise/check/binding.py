@@ -146,7 +146,21 @@ class Bound(Instance):
         return thing
 
     def resized(self, sizes: CallSizes) -> "Bound | None":
-        """The same built and called at other sizes, traced; None where its sizes are fixed. Raises what it raises."""
+        """The same built and called at other sizes, traced; None where its sizes are fixed. Raises what it raises.
+
+        Where they are refused, the widths of a head are taken for those of all heads together.
+        """
+        try:
+            return self._resized(sizes)
+        except (AssertionError, ValueError):
+            roles = ("head_width", "value_width") if self.built.config is None else ()
+            names = [name for role in roles for name in self.built.names_with_role(role)]
+            if not names or not isinstance(self.case.target, type):
+                raise
+            whole = self.built.changed(self.case.target, dict.fromkeys(names, self.sizes.E))
+            return replace(self, built=whole)._resized(sizes)
+
+    def _resized(self, sizes: CallSizes) -> "Bound | None":
         built = self._built_at(sizes)
         if built is None:
             return None

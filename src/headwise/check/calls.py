@@ -24,14 +24,17 @@ from headwise.check.vocabulary import call_role, has_usual_value, plain, usual_v
 # Layouts: the order of axes in which a class takes its input, and the way back to (B, T, E).
 
 PLAIN = "batch first"
-OTHERS = ("unbatched", "batch second", "channels first", "image", "image, channels last")
+OTHERS = ("unbatched", "batch second", "channels first", "image", "image, channels last", "volume")
 ROWS, COLUMNS = 2, 3  # of an image whose pixels are the tokens
+SLICES = 2  # of such images in a volume
 
 
 def tokens_of(layout: str, T: int) -> int:
     """The number of tokens: an image needs rows and columns, a single sample needs many tokens."""
     if layout.startswith("image"):
         return ROWS * COLUMNS
+    if layout == "volume":
+        return SLICES * ROWS * COLUMNS
     return 43 if layout == "unbatched" else T
 
 
@@ -49,6 +52,8 @@ def lay_out(x: Tensor, layout: str) -> Tensor:
         return x.transpose(1, 2).contiguous()
     if layout == "image":
         return x.transpose(1, 2).contiguous().view(len(x), x.shape[2], ROWS, -1)  # torch crashes in norms of a view
+    if layout == "volume":
+        return x.transpose(1, 2).contiguous().view(len(x), x.shape[2], SLICES, ROWS, -1)
     return x.reshape(len(x), ROWS, -1, x.shape[2]) if layout == "image, channels last" else x
 
 
@@ -64,6 +69,9 @@ def taken_back(leaf: Tensor, layout: str, B: int, T: int) -> Tensor | None:
         return leaf.transpose(1, 2) if leaf.dim() == 3 and shape[0] == B and shape[2] == T else None
     if layout == "image":
         return leaf.flatten(2).transpose(1, 2) if leaf.dim() == 4 and shape[0] == B and shape[2:] == image else None
+    if layout == "volume":
+        cells = (SLICES, ROWS, T // (SLICES * ROWS))
+        return leaf.flatten(2).transpose(1, 2) if leaf.dim() == 5 and shape[0] == B and shape[2:] == cells else None
     if layout == "image, channels last":
         return leaf.flatten(1, 2) if leaf.dim() == 4 and shape[:3] == (B, *image) else None
     if leaf.dim() == 3 and shape[:2] == (B, T):

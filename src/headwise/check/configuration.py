@@ -240,6 +240,16 @@ class PerLayer(int):
         return int(self)
 
 
+class _Absent:
+    """The value of a key that is left out."""
+
+    def __repr__(self) -> str:
+        return "(left out)"
+
+
+ABSENT = _Absent()
+
+
 class StandInConfig:
     """A configuration that answers any attribute or key: from overrides, by the key's meaning, or from the file's own.
 
@@ -263,7 +273,9 @@ class StandInConfig:
         uses: KeyUses | None = None,
     ) -> None:
         self.__dict__.update(_sizes=sizes, _own=own or {}, _extra=extra or {}, _kind=kind, _uses=uses or KeyUses())
-        self.__dict__.update(missed=[], asked=set(), _real=None if kind is None else real_configuration(kind, self))
+        self.__dict__.update(
+            missed=[], asked=set(), tested=set(), _real=None if kind is None else real_configuration(kind, self)
+        )
         if self._real is not None:
             self.__dict__["_own"] = self._own | as_dictionary(self._real)
 
@@ -294,7 +306,7 @@ class StandInConfig:
     def _look_up(self, name: str) -> tuple[bool, Any]:
         self.asked.add(name)
         if name in self._extra:
-            return True, self._extra[name]
+            return self._extra[name] is not ABSENT, self._extra[name]
         own = self._own.get(name)
         if name not in self._own and self._real is not None and hasattr(self._real, name):
             return True, getattr(self._real, name)  # a property or method
@@ -319,7 +331,7 @@ class StandInConfig:
     def _section(self, own: Any) -> "StandInConfig":
         """The configuration under a key; what it misses is missed here too."""
         inner = StandInConfig(self._sizes, self._own | as_dictionary(own), self._extra, None, self._uses)
-        inner.__dict__.update(missed=self.missed, asked=self.asked)
+        inner.__dict__.update(missed=self.missed, asked=self.asked, tested=self.tested)
         return inner
 
     def __getitem__(self, name: str) -> Any:
@@ -329,6 +341,7 @@ class StandInConfig:
             raise KeyError(name) from None
 
     def __contains__(self, name: object) -> bool:
+        self.tested.add(str(name))
         return self._look_up(str(name))[0]
 
     def get(self, name: str, default: Any = None) -> Any:

@@ -127,7 +127,7 @@ class Report:
         shown = self.verdict in ("wrong", "unknown")  # otherwise the certificate says it
         out += [f"OK      {' · '.join(self.good)}"] if self.good and shown else []
         if self.others:
-            out.append(f"{INDENT}also in this file: {', '.join(self.others)} (choose with --name)")
+            out.append(f"{INDENT}also in this file, not judged: {', '.join(self.others)} (choose with --name)")
         out += [f"{INDENT}left out, not valid Python: {piece}" for piece in self.left_out[:3]]
         return [printable(line) for line in out + self._jail_lines()]  # lines quote the file
 

@@ -34,7 +34,7 @@ from headwise.check.arguments import (
 )
 from headwise.check.binding import Bound, Failure, Instance, stored_lengths
 from headwise.check.blame import blamed_line
-from headwise.check.calls import OTHERS, PLAIN, CallForm, forms, leaves, make_inputs, prepare, tokens_of
+from headwise.check.calls import OTHERS, PLAIN, ROWS, SLICES, CallForm, forms, leaves, make_inputs, prepare, tokens_of
 from headwise.check.code.case import Case
 from headwise.check.code.constants import constants, own_sizes, restore, write
 from headwise.check.code.names import globals_read
@@ -176,7 +176,7 @@ class Search:
     def _with_other_layout(self, instance: Instance) -> Iterator[Bound]:
         for layout in OTHERS:
             sizes, T = instance.sizes, tokens_of(layout, instance.sizes.T)
-            sizes = replace(sizes, T=T, S=T + 2, context=64) if T != sizes.T else sizes
+            sizes = replace(sizes, T=T, S=T + SLICES * ROWS, context=64) if T != sizes.T else sizes
             yield from self._first_that_runs(replace(instance, sizes=sizes), layout, FORMS_PER_LAYOUT)
 
     def _first_that_runs(self, instance: Instance, layout: str, most: int | None = None) -> Iterator[Bound]:

@@ -62,7 +62,9 @@ SETTINGS = (
         "numpatches npatches inputlength inputlen maxposition maxpositions lookback",
     ),
     Meaning(
-        "out_width", "dout dimout doutput outdimension dimoutput", r"(out|output)(dim|size|width|features|channels|d)$"
+        "out_width",
+        "dout dimout doutput outdimension dimoutput",
+        r"(out|output)(dim|size|width|features|channels?|filters|d)$",
     ),
     Meaning(
         "width",
@@ -79,7 +81,7 @@ SETTINGS = (
     Meaning("heads", "", r"num\w*head|^n\w*heads?$|n\w?heads?$|heads$"),
     Meaning("context", "", r"(max|context|seq|block|ctx|position)\w*(len|size|window|embeddings)"),
     Meaning("width", "", r"emb(d|ed|$)|hid(d?e?n|$)|dmodel|modeldim|channels", r"vocab|num|layers|act|fn|eps|pos"),
-    Meaning("width", "", r"(in|input|inputs|feature|query|key|value|kv)(dim|size|width|features|channels)$"),
+    Meaning("width", "", r"(in|input|inputs|feature|query|key|value|kv)(dim|size|width|features|channels?|filters)$"),
 )  # fmt: skip
 
 ARGUMENTS = (

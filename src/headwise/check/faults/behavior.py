@@ -19,7 +19,7 @@ from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.objects import call_parameters
 from headwise.check.reading import AttentionReading, read
-from headwise.check.trace import VIEWS
+from headwise.check.trace import PRODUCTS, VIEWS
 from headwise.check.vocabulary import plain
 
 REDUCES = ("mean", "sum", "amax", "var", "std", "max", "prod", "logsumexp", "linalg_vector_norm", "norm")
@@ -125,6 +125,19 @@ def _mixing_line(bound: Bound) -> int | None:
         before = nodes[node.parents[0]].value if node.parents else None
         reduces = node.op in REDUCES
         if reduces and before is not None and before.dim() and before.shape[0] == B != (*node.value.shape, 0)[0]:
+            return node.line
+    return _joining_line(bound)
+
+
+def _joining_line(bound: Bound) -> int | None:
+    """The last line before the softmax that joins the samples with other axes, where its rows run over all of them."""
+    B, nodes = bound.inputs.query.shape[0], bound.trace.nodes
+    tables = [n for n in bound.trace.softmax_nodes() if n.value.shape[-1] > B and n.value.shape[-1] % B == 0]
+    layers = {n.line for n in nodes if n.op in PRODUCTS}
+    for node in reversed(nodes[: tables[0].index] if tables else []):
+        joins = node.op in VIEWS and node.parents and node.value.dim() > 1 and node.line not in layers
+        before = nodes[node.parents[0]].value.shape if joins else ()
+        if before[:1] == (B,) and node.value.shape[0] > B and node.value.shape[0] % B == 0:
             return node.line
     return None
 

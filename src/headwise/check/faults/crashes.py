@@ -320,7 +320,7 @@ def _own_failure(failures: list[Failure]) -> Failure | None:
     bare = [f for f in calls if f.bare]
     if bare and all(f.confused for f in bare):
         return bare[0]
-    if (refused := _refuses_everything(failures) or _refuses_every_type(calls)) is not None:
+    if (refused := _refuses_everything(failures) or _refuses_every_type(calls) or _too_few_axes(calls)) is not None:
         return refused
     natural = [f for f in calls if f.natural]
     simple = [f for f in natural if f.projected and not f.guessed and "NoneType" not in str(f.error)]
@@ -350,6 +350,17 @@ def _refuses_every_type(calls: list[Failure]) -> Failure | None:
         if "bool tensor is not supported" in words and "only supports boolean" in words:
             return next(f for f in here if "bool" in str(f.error))
     return None
+
+
+def _too_few_axes(calls: list[Failure]) -> Failure | None:
+    """A shape taken apart under two names, where samples × tokens × width has three, and one sample fails later on."""
+    first = next((f for f in calls if f.natural), None)
+    if first is None or "too many values to unpack (expected 2)" not in str(first.error):
+        return None
+    passed = [f for f in calls if f.line is not None and f.line != first.line and f.projected]
+    late = [f for f in passed if f.built == first.built and isinstance(f.error, RuntimeError)]
+    late = [f for f in late if (f.line or 0) > (first.line or 0)]
+    return first if late and not any(f.deliberate for f in passed) else None
 
 
 def _is_own(first: Failure, calls: list[Failure], inside: list[Failure]) -> bool:

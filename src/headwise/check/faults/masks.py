@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from headwise.check.arguments import parameters_of, plain
 from headwise.check.binding import Bound
@@ -104,11 +105,16 @@ def line_of_meaning(argument: MaskArgument, bound: Bound, reading: AttentionRead
     for mask in (tried.mask.double(), tried.mask):
         with contextlib.suppress(Exception):  # it takes no numbers
             nodes = bound.called({argument.name: mask.clone()}).trace.nodes
-            turned = (n for n in nodes if n.op in COMPARES and n.line is not None and n.line not in usual)
-            if (first := next(turned, None)) is not None:
-                return first.line
+            turned = [n for n in nodes if n.op in COMPARES and n.line is not None and n.line not in usual]
+            if turned:
+                return next((n for n in turned if _is_inverse(n.value, mask)), turned[0]).line
     numbers = MaskTrial(bound, reading, argument.name)(tried.shape, tried.mask.double(), tried.meant)
     return numbers.line if numbers.meaning == tried.meaning else tried.line
+
+
+def _is_inverse(value: Tensor, mask: Tensor) -> bool:
+    """Whether a table is True exactly where a mask is zero."""
+    return value.numel() == mask.numel() and bool((value.flatten() == (mask.flatten() == 0)).all())
 
 
 def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, leaves
 from headwise.check.faults.questions import (
@@ -132,7 +133,21 @@ def output_width(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("head-width", words, reading.core.split_line())
     elif not own and asked_heads(bound) == H and H * Dv > max(sizes.E, sizes.out):
         yield Note("variant", f"{H} heads of {Dv} numbers for a width of {sizes.out}")
-        yield Note("untried", f"whether heads of {Dv} numbers are meant, where {sizes.out} / {H} = {sizes.D} is usual")
+        if not _is_meant_for_each(bound):
+            yield Note(
+                "untried", f"whether heads of {Dv} numbers are meant, where {sizes.out} / {H} = {sizes.D} is usual"
+            )
+
+
+def _is_meant_for_each(bound: Bound) -> bool:
+    """Whether the code multiplies a width that the constructor takes with the number of heads: each has all of it."""
+    taken = {p.name for p in parameters_of(bound.case.target)}
+    products = [n for n in ast.walk(ast.parse(bound.case.source)) if isinstance(n, ast.BinOp)]
+    for n in (n for n in products if isinstance(n.op, ast.Mult)):
+        names = [ast.unparse(side).removeprefix("self.") for side in (n.left, n.right)]
+        if set(names) <= taken and "heads" in map(constructor_role, names):
+            return True
+    return False
 
 
 @of_stages

@@ -43,9 +43,18 @@ def unsliced_buffer(bound: Bound, reading: AttentionReading | None) -> Found:
     if (reading is None or reading.pattern == "full") and not stage_findings(bound, reading):
         yield Note("variant", "it takes inputs of one length only")  # a table of positions, not a mask
         return
+    words = f"it runs only when {names[0]} equals the length of the input"
+    yield Finding("buffer-not-sliced", words, _line_at_another_length(bound))
+
+
+def _line_at_another_length(bound: Bound) -> int | None:
+    """The line that raises with one token less, or else that of the first attempt that failed."""
+    try:
+        bound.of_length(bound.sizes.T - 1)
+    except Exception as error:
+        return error_line(error, bound.case.filename)
     failed = (f for f in bound.failures if f.called is not None and isinstance(f.error, RuntimeError))
-    line = next((f.line for f in failed if f.line is not None), None)
-    yield Finding("buffer-not-sliced", f"it runs only when {names[0]} equals the length of the input", line)
+    return next((f.line for f in failed if f.line is not None), None)
 
 
 def half_precision(bound: Bound, reading: AttentionReading | None, masks: dict[str, Tensor] | None = None) -> Found:

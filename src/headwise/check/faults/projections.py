@@ -453,7 +453,7 @@ def _is_made_of(weight: Tensor, product: Tensor) -> bool:
 
 def _product_of_two(bound: Bound, core: Core, name: str, weight: Tensor, line: int | None, others: set[str]) -> Found:
     """A map that is a product of two weights: of one with itself, which is a mistake, or of two different ones."""
-    held = {n: t.detach().double() for n, t in tensors(bound.thing).items() if t.dim() == 2}
+    held = _matrices(bound)
     for first, a in held.items():
         for second, b in held.items():
             if a.shape[1] == b.shape[0] and any(_is_made_of(weight, m) for m in (a @ b, (a @ b).T)):
@@ -465,6 +465,13 @@ def _product_of_two(bound: Bound, core: Core, name: str, weight: Tensor, line: i
                     yield Note("variant", f"two linear layers make the {name}")
                 return
     yield Note("untried", f"which weights make the {name}")
+
+
+def _matrices(bound: Bound) -> dict[str, Tensor]:
+    """Every matrix by its name, and the three parts of one that is three times as high as it is wide."""
+    held = {n: t.detach().double() for n, t in tensors(bound.thing).items() if t.dim() == 2}
+    packed = {n: t.chunk(3) for n, t in held.items() if t.shape[0] == 3 * t.shape[1]}
+    return held | {f"part {i} of {n}": part for n, parts in packed.items() for i, part in enumerate(parts, 1)}
 
 
 @of_stages

@@ -15,7 +15,7 @@ from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN
 from headwise.check.code.choices import annotated, compared, kept_as
-from headwise.check.configuration import uses_of
+from headwise.check.configuration import ABSENT, uses_of
 from headwise.check.faults.masks import CAUSAL_FLAGS
 from headwise.check.faults.options import doubts, returned_with
 from headwise.check.faults.questions import near
@@ -67,7 +67,7 @@ def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, va
             line = bound.case.line_with(r"\bbias\s*=\s*(True|False)\b(?!.*def)") or bound.case.line_with("def __init__")
             yield Finding("option-ignored", f"{words} adds no bias and removes none", line)
             return
-        yield Note("good", words)
+        yield _without_effect(bound, name) or Note("good", words)
         yield from returned_with(other, name, value)
         return
     seen = read(other) if other.output is not None else None
@@ -80,6 +80,16 @@ def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, va
     proven = proven or (_is_scale(seen, value) and len(wrong) == 1)
     if not found:
         yield Note("good" if proven else "untried", words if proven else f"what {words} does to the result")
+
+
+def _without_effect(bound: Bound, name: str) -> Finding | Note | None:
+    """What to say of an argument that changes nothing, where no line reads it: another value stands in its place."""
+    if bound.built.config is not None or not bound.case.never_reads(name):
+        return None
+    line = bound.case.line_with(rf"\bself\.{name}\s*(:[^=]+)?=\s*(True|False|None|['\"])")
+    if line is None:
+        return Note("untried", f"{name}, which is never read")
+    return Finding("option-ignored", f"{name} is never read: self.{name} is the same for all its values", line)
 
 
 def windows(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -176,6 +186,8 @@ def _keys(bound: Bound) -> Iterator[tuple[str, Any]]:
         now = getattr(config, name, None)
         if _is_bias(name) and isinstance(now, bool):
             yield name, not now
+        if name in config.tested:
+            yield name, ABSENT
         yield from ((name, value) for value in dict.fromkeys(uses.strings.get(name, [])) if value != now)
 
 
@@ -199,7 +211,7 @@ def _is_bias(name: str) -> bool:
 def _is_own_error(bound: Bound, error: Exception) -> bool:
     """Whether an error has nothing to do with what we pass or what is installed: an attribute of self, a local name."""
     missing = isinstance(error, AttributeError) and f"'{bound.case.name}' object has no" in str(error)
-    return isinstance(error, UnboundLocalError) or missing
+    return isinstance(error, NameError) or missing
 
 
 def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:

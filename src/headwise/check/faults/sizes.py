@@ -87,7 +87,7 @@ def other_length(bound: Bound, reading: AttentionReading | None) -> Found:
 
 def other_lengths(bound: Bound, reading: AttentionReading | None) -> Found:
     """A single token and a longer input must work and give what the reference gives."""
-    if bound.form.layout.startswith("image") or bound.length_fitted:
+    if bound.form.layout.startswith(("image", "volume")) or bound.length_fitted:
         yield Note("good", "it takes one length")
         return
     for length in (1, 2, bound.sizes.context):

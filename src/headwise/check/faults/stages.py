@@ -156,11 +156,11 @@ STAGES: tuple[Fault, ...] = (
     projections.rotary_axis,
     projections.roles,
     projections.shared_projections,
-    projections.shared_heads,
     projections.weights_of_maps,
     scores.unread_scores,
     scores.softmax,
     scores.scale,
+    projections.shared_heads,  # after the scale, which is wrong whoever shares what
     scores.built_in_mask,
     scores.masks_without_effect,
     output.head_merge,

@@ -100,7 +100,7 @@ def _results(core: Core, output: Tensor) -> Iterator[Tensor]:
             yield value.transpose(0, 1)
         elif value.dim() == 2 and value.shape[0] == B * T:
             yield value.unflatten(0, (B, T))
-        elif value.dim() in (3, 4) and value.shape[0] == B and value.shape[2:].numel() == T:  # channels first, an image
+        elif value.dim() in (3, 4, 5) and value.shape[0] == B and value.shape[2:].numel() == T:  # channels first
             yield value.flatten(2).transpose(1, 2)
 
 

@@ -86,11 +86,13 @@ def _most_alike(value: Tensor, sources: dict[str, Tensor]) -> str:
 
 
 def _in_any_layout(value: Tensor) -> Iterator[Tensor]:
-    """Readings as (B, T, E): batch first, batch second, channels first, or an image."""
+    """Readings as (B, T, E): batch first, batch second, channels first, an image, or a volume."""
     if value.dim() == 3:
         yield from (value, value.transpose(0, 1), value.transpose(1, 2))
     elif value.dim() == 4:
         yield from (value.flatten(2).transpose(1, 2), value.flatten(1, 2))
+    elif value.dim() == 5:
+        yield value.flatten(2).transpose(1, 2)
 
 
 def _by_position(heads: Tensor, sources: dict[str, Tensor]) -> Iterator[Projection]:

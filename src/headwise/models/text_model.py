@@ -70,6 +70,10 @@ class TokenCodec:
             groups.append((text, start, stop))
         return [(text, start) for text, start, stop in groups for _ in range(start, stop)]
 
+    def once(self, tokens: Sequence[int]) -> list[str]:
+        """The text of each token, which join to the whole text: that of a character is with the first of its tokens."""
+        return [text if start == place else "" for place, (text, start) in enumerate(self.characters(tokens))]
+
     def _whole(self, tokens: Sequence[int]) -> Iterator[tuple[str, int, int]]:
         """Runs of tokens without parts of characters: their text, where they start and stop."""
         start = 0

@@ -40,6 +40,7 @@ from headwise.masks.probes import induction, offset, previous_token, same_token,
 from headwise.models.gpt import GPT
 from headwise.models.text_model import TextModel
 from headwise.shapes import check_size
+from headwise.study.finite import check_finite
 from headwise.study.importance import logits_of
 from headwise.study.interventions import checked_layers, gate
 from headwise.study.samples import token_embedding
@@ -172,6 +173,7 @@ def head_kinds(
         seed: of the texts.
     """
     tried = _Trial(model, vocabulary, before, check_size("samples", samples), check_size("length", length), seed)
+    check_finite(tried.module, lambda: tried.run(tried.tokens[:1]), "head_kinds")
     scores = tried.repeated()
     copied = None
     fitting = [n for n in lengths if tried.limit is None or n <= tried.limit]

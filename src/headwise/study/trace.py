@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from headwise.errors import OptionError
 from headwise.models.text_model import TextModel
 from headwise.shapes import check_size
+from headwise.study.finite import check_finite
 from headwise.study.importance import logits_of, why_not_predicting
 from headwise.study.interventions import checked_layers
 from headwise.study.outputs import HeadOutputs, as_projected
@@ -202,8 +203,7 @@ def trace(
 
 def words_of(model: TextModel, tokens: Tensor) -> list[str]:
     """The text of every token; a character of several tokens is that of the first of them, and the others are empty."""
-    characters = model.codec.characters(tokens.tolist())
-    return [text if start == place else "" for place, (text, start) in enumerate(characters)]
+    return model.codec.once(tokens.tolist())
 
 
 class _Tracing:
@@ -218,6 +218,7 @@ class _Tracing:
         self.rows = slice(self.start - 1, self.stop - 1)  # the queries that predict the answer
         self.tokens = self.tokens[:, : self.stop]
         few = self.tokens[:, :TRIED]
+        check_finite(module, lambda: run(module, few), "trace")
         problem = why_not_predicting(module, few, few)
         if problem is not None:
             raise OptionError(

@@ -146,11 +146,11 @@ def _strongest(survey: Survey, heads: Sequence[Head], width: int) -> list[str]:
 def quoted(passage: Passage, room: int) -> str:
     """A passage with its query in [] and its key in {}, and as much text around both as there is room for."""
     words, most = [readable(word) for word in passage.words], max(1, (room - wide(GAP)) // 2 - 2)
-    query, key = passage.marks
+    query, key = passage.characters
     words[key] = f"{{{cut(words[key], most)}}}"
     words[query] = f"[{cut(words[query], most)}]"
     shown = {query, key}
-    for place in _outward(passage.marks, len(words)):
+    for place in _outward((query, key), len(words)):
         if words[place] == GAP:
             continue
         if wide(_with_gaps(words, shown | {place})) > room:

@@ -72,7 +72,7 @@ def _large(view: View, width: int, room: int, palette: Palette) -> list[str]:
 def _note(view: View, side: int, width: int) -> str:
     """How to read pictures of at most so many rows and columns, in one line; what is best known goes first."""
     axes, *cells = _read_as(view, side, side).split(", ")
-    words = "words name upper rows" if view.T > side else "two rows a line"
+    words = "words name upper rows" if side < view.T else "two rows a line"
     notes = " · ".join([axes, *cells, words, LEFT_OUT])
     return notes if wide(notes) <= width else cut(notes.removeprefix(f"{axes} · "), width)
 

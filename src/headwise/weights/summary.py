@@ -31,11 +31,11 @@ Without such queries the number is 0.
 A head is named only for what uniform attention would not do: if n is its number and e that of uniform attention, (n −
 e) / (1 − e) must reach a threshold. In a long text e is close to 0; among five words, attending to the previous one is
 not a trait. Where e is above one half, the text is too short to tell: in a causal text of up to 30 tokens, no head is
-called local, since most tokens are near. A first-token sink is one by its number alone, as printed, so that a table and a count of it agree; in a
-text so short that uniform attention comes near that number (up to 7 tokens, if causal) there are none. For `monotone`,
-e is at least what the best single key would give, so a sink is not a staircase. A largest weight counts as a peak for
-`positional` if it is at least twice the mean of the others. A weight shows where a head attends. It does not prove that
-the model uses it.
+called local, since most tokens are near. A first-token sink is one by its number alone, as printed, so that a table and
+a count of it agree; in a text so short that uniform attention comes near that number (up to 7 tokens, if causal) there
+are none. For `monotone`, e is at least what the best single key would give, so a sink is not a staircase. A largest
+weight counts as a peak for `positional` if it is at least twice the mean of the others. A weight shows where a head
+attends. It does not prove that the model uses it.
 """
 
 import dataclasses

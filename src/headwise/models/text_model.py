@@ -20,6 +20,15 @@ CONTINUING = {JOINER, *(chr(code) for code in range(0x1F3FB, 0x1F400))}  # the l
 PROBE = "The captain looked at the sea, and the sea (42 of them) looked back."
 
 
+def spoken(name: str) -> str:
+    """How a sentence names a model.
+
+    >>> spoken("builtin"), spoken("gpt2")
+    ('the built-in model', 'gpt2')
+    """
+    return "the built-in model" if name == "builtin" else name
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenCodec:
     """Text to token ids and back.

@@ -113,9 +113,9 @@ class HeadKinds:
                 name = self.short(best["layer"], best["head"])
                 lines.append(f"{kind:<10} none found (the largest score: {name}, {best['score']:.3f})")
         if self.copied is not None:
-            lines.append(f"the model predicts {self.copied:.0%} of the needle tokens")
-        start = f"with token {', '.join(map(str, self.before))}" if self.before else "without a start token"
-        lines.append(f"texts begin {start}")
+            lines.append(f"the model predicts {100 * self.copied:.0f} % of the needle tokens")
+        start = f"token {', '.join(map(str, self.before))} of the vocabulary" if self.before else "no start token"
+        lines.append(f"every text tried begins with {start}")
         return "\n".join([*lines, *(line for circuit in self.circuits for line in self._told(circuit))])
 
     def _told(self, circuit: dict[str, Any]) -> list[str]:

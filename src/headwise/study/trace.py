@@ -93,12 +93,12 @@ class AnswerTrace:
         largest = torch.stack([share.abs() for share in shares.values()]).amax(0)
         for number in sorted(largest.topk(min(count, len(largest))).indices.tolist()):
             start, stop = self.passages[number]
-            numbers = " ".join(f"{share[number].item():>9.1%}" for share in shares.values())
+            numbers = " ".join(f"{percent(share[number].item()):>9}" for share in shares.values())
             lines.append(f"{numbers}  {self._text(start, stop, room)}")
         if len(largest) > count:
             lines.append(f"and {len(largest) - count} passages with smaller shares")
         if any((share < 0).any() for share in shares.values()):
-            lines.append("(below 0: makes the answer less likely; without the signs a column sums to 100%)")
+            lines.append("(below 0: makes the answer less likely; without the signs a column sums to 100 %)")
         return "\n".join([*lines, *self._told(width)])
 
     def _told(self, width: int) -> list[str]:
@@ -140,6 +140,15 @@ class AnswerTrace:
         ax = drawn_heads(shares, "share of each passage in the answer", ax)
         ax.set_xlabel("passage")
         return ax
+
+
+def percent(share: float) -> str:
+    """A share with its sign and one digit after the point.
+
+    >>> percent(0.205), percent(-0.057), percent(-0.0001)
+    ('20.5 %', '−5.7 %', '0.0 %')
+    """
+    return f"{100 * share:z.1f} %".replace("-", "−")
 
 
 def _shares(scores: Tensor) -> Tensor:

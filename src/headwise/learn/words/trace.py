@@ -21,6 +21,7 @@ from headwise.learn.configs import kind_of
 from headwise.learn.steps import sentences
 from headwise.models import TextModel, open_model
 from headwise.models.checkpoint import open_checkpoint
+from headwise.models.text_model import spoken
 from headwise.study.finite import NotFiniteError, nan_told
 from headwise.view.tokens import labels, shown
 
@@ -124,7 +125,7 @@ class WordSteps:
     def headline(self) -> str:
         """One line that says what is shown."""
         kind = f"{self.own} heads of width {self.cut.query.shape[-1]}"
-        return f"{self.model}, layer {self.place} (of 0 to {self.layers - 1}), {len(self.words)} tokens, {kind}"
+        return f"{spoken(self.model)}, layer {self.place} (of 0 to {self.layers - 1}), {len(self.words)} tokens, {kind}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON."""

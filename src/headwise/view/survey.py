@@ -255,7 +255,8 @@ $skipped
 HEADS = Template("""<h2>Head by head</h2>
 <p class="soft">The passages of the whole corpus in which each head was strongest, the clearest heads first. The
 <b class="frame">framed</b> token attends to the <mark>shaded</mark> one most, the first token of the window excluded.
-The number is the share of $what that counts for the head's name, or for a head without a name the largest single weight.</p>
+The number is the share of $what that counts for the head's name, or for a head without a name the
+largest single weight.</p>
 <div class="heads">$sections</div>
 """)
 BY_DISTANCE = (

@@ -34,7 +34,7 @@ def test_results_go_to_standard_output_and_to_files(corpus, capsys):
     assert len(told["heads"]) == 56
     assert "100 % · 1 document ·" in chatter
     assert "wrote s.parquet" in chatter
-    assert "What the attention heads of builtin do" in (corpus / "s.html").read_text()
+    assert "What the attention heads of the built-in model do" in (corpus / "s.html").read_text()
     assert main(["survey", "a.txt", "--context", "64", "--out", "s.parquet", "--resume", "--all"]) == 0
     assert capsys.readouterr().out.count("\n") > 56
 

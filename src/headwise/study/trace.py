@@ -98,7 +98,7 @@ class AnswerTrace:
         if len(largest) > count:
             lines.append(f"and {len(largest) - count} passages with smaller shares")
         if any((share < 0).any() for share in shares.values()):
-            lines.append("(below 0: makes the answer less likely; without the signs a column sums to 100 %)")
+            lines.append("(below 0: makes the answer less likely; without signs a column sums to 100 %)")
         return "\n".join([*lines, *self._told(width)])
 
     def _told(self, width: int) -> list[str]:

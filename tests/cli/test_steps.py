@@ -2,7 +2,9 @@ import json
 import sys
 
 import pytest
+import torch
 
+from headwise import load_builtin
 from headwise.cli import main
 
 
@@ -168,3 +170,18 @@ def test_other_names_of_forms_are_listed(capsys):
     assert main(["steps", "--forms", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["forms"]
     assert {"homework", "textbook"} <= {alias for form in told for alias in form["aliases"]}
+
+
+@pytest.mark.parametrize(
+    ("layer", "told"),
+    [("5", "weights of blocks.5.attention (layer 5) are NaN"), ("4", "the output of blocks.4.attention")],
+)
+def test_a_layer_that_computes_nan_is_named(layer, told, monkeypatch, capsys):
+    model = load_builtin()
+    torch.nn.init.constant_(model.gpt.blocks[4].attention.out_proj.weight, float("nan"))
+    monkeypatch.setattr("headwise.learn.words.trace.open_model", lambda *_, **__: model)
+    assert told in " ".join(refused(capsys, "The sea", "--layer", layer).split())
+
+
+def test_the_tokens_of_one_character_are_numbered(capsys):
+    assert json.loads(printed(capsys, "東京", "--json"))["words"][1:4] == ["東¹", "東²", "東³"]

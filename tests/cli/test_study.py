@@ -35,6 +35,19 @@ def test_trace_finds_the_answer_by_its_words_or_its_tokens(span, capsys):
     assert data["tests"]["gradient"] == pytest.approx(expected.tests["gradient"])
 
 
+@pytest.mark.parametrize(
+    ("room", "arguments"),
+    [("trace", ["builtin", TEXT, "--answer", "Barnaby"]), ("heads", ["builtin", "--samples", "2", "--length", "8"])],
+)
+def test_layers_whose_weights_are_nan_are_named(room, arguments, monkeypatch, capsys):
+    model = load_builtin()
+    torch.nn.init.constant_(model.gpt.blocks[4].attention.out_proj.weight, float("nan"))
+    monkeypatch.setattr(f"headwise.cli.{room}.open_model", lambda name, **_: model)
+    assert main([room, *arguments]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "attention weights of blocks.5.attention (layer 5) and 1 more are NaN" in told
+
+
 def test_trace_lets_the_model_answer(capsys, tmp_path):
     assert main(["trace", "builtin", TEXT, "--new", "3", "--draws", "1", "--html", str(tmp_path / "trace.html")]) == 0
     out = capsys.readouterr().out

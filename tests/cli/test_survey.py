@@ -34,7 +34,7 @@ def test_results_go_to_standard_output_and_to_files(corpus, capsys):
     assert len(told["heads"]) == 56
     assert "100 % · 1 document ·" in chatter
     assert "wrote s.parquet" in chatter
-    assert "What the attention heads of builtin do" in (corpus / "s.html").read_text()
+    assert "What the attention heads of the built-in model do" in (corpus / "s.html").read_text()
     assert main(["survey", "a.txt", "--context", "64", "--out", "s.parquet", "--resume", "--all"]) == 0
     assert capsys.readouterr().out.count("\n") > 56
 
@@ -94,3 +94,17 @@ def test_a_terminal_has_one_line_that_is_written_over(monkeypatch):
     assert first == "40 % · 3 documents · 5,000 tokens, 500 per second · about 20 s left"
     assert second == "100 % · 4 documents · 7,000 tokens, 700 per second\n"
     assert [_duration(x) for x in (7, 130, 9000)] == ["7 s", "2 min", "2.5 h"]
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
+def test_a_time_between_saves_that_is_no_time_is_refused(corpus, seconds, capsys):
+    assert main(["survey", "a.txt", "--save-every", seconds]) == 2
+    assert f"--save-every {seconds}: expected a non-negative number of seconds" in capsys.readouterr().err
+
+
+def test_a_character_of_several_tokens_is_quoted_once(corpus, capsys):
+    (corpus / "tokyo.txt").write_text("東京の海は青い。東京の海は青い。", encoding="utf-8")
+    assert main(["survey", "tokyo.txt"]) == 0
+    quotes = [line for line in capsys.readouterr().out.splitlines() if "京" in line]
+    assert quotes
+    assert not any("東東" in line.translate(str.maketrans("", "", "[]{}")) for line in quotes)

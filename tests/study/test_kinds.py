@@ -109,9 +109,9 @@ def test_a_model_without_its_tokenizer_is_tried_with_the_same_start():
     without = head_kinds(model.gpt, samples=2, length=9, lengths=(), before=())
     assert whole.to_json() == bare.to_json()
     assert whole.before == (0,)
-    assert "texts begin with token 0" in whole.table()
+    assert "every text tried begins with token 0 of the vocabulary" in whole.table()
     assert without.before == ()
-    assert "texts begin without a start token" in without.table()
+    assert "every text tried begins with no start token" in without.table()
 
 
 def test_only_heads_above_uniform_attention_are_of_a_kind():

@@ -90,7 +90,7 @@ def test_the_page_shows_passages_as_text(found):
     assert any("&lt;" in text for text in texts)
     for text in texts:
         assert set(re.findall(r"</?(\w+)", text)) <= {"mark", "b"}
-        assert text.count("<b>") == text.count("<mark>") == 1, "one token attends, one is attended to"
+        assert text.count('<b class="frame">') == text.count("<mark>") == 1, "one token attends, one is attended to"
 
 
 def test_the_page_names_every_number_it_shows(found):

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwise import AttentionMap, Scoring, attend, causal, induction, padding, reference, sink, window
+from headwise import AttentionMap, Scoring, attend, causal, induction, local, padding, reference, sink, window
 from headwise.weights.summary import HeadSummary, traits
 
 T, STRONG = 48, 30.0
@@ -93,6 +93,8 @@ def test_what_even_attention_does_anyway_is_no_trait():
     assert reading(0.2, {"previous": 0.5}, {"previous": 0.3}) == "mixed"
     assert reading(0.2, {"previous": 0.6}, {"previous": 0.3}) == "previous-token 0.60"
     assert reading(0.0, {"local": 1.0}, {"local": 1.0}) == "mixed", "1 says there is too little to tell"
+    assert reading(0.0, {"local": 0.99}, {"local": 0.49}) == "local 0.99"
+    assert reading(0.0, {"local": 0.99}, {"local": 0.51}) == "mixed", "most keys are of this kind"
 
 
 @pytest.mark.parametrize(("share", "printed"), [(0.2949, "0.29"), (0.2951, "0.30"), (0.31, "0.31")])
@@ -117,6 +119,13 @@ def random_map(tokens):
 def test_in_a_short_text_nothing_is_local(tokens):
     names = [trait.name for head in random_map(tokens).summary(torch.arange(tokens)) for trait in head.traits]
     assert "local" not in names
+
+
+@pytest.mark.parametrize(("tokens", "found"), [(29, False), (37, True)])
+def test_a_head_that_looks_nearby_is_local_where_most_tokens_are_far(tokens, found):
+    nearby = local(8).to_tensor(tokens, tokens).float() * 60
+    weights = AttentionMap(torch.zeros(1, 1, tokens, 5), torch.zeros(1, 1, tokens, 5), Scoring(causal(), bias=nearby))
+    assert (weights.summary()[0].kind == "local") == found
 
 
 def test_local_is_a_mean_over_queries_that_see_keys_further_away():

@@ -191,6 +191,12 @@ def check_positive(option: str, value: float) -> float:
     return value
 
 
+def check_seconds(option: str, value: float | None) -> None:
+    """Raise if a time was given and it is not a finite number of seconds from 0 on."""
+    if value is not None and not 0 <= value < math.inf:
+        raise OptionError(f"{option} {value:g}: expected a non-negative number of seconds.")
+
+
 def check_at_least_one(option: str, value: int | None) -> None:
     """Raise if a number was given and it is below 1."""
     if value is not None and value < 1:

@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 
-from headwise.cli.console import MODEL_HELP, add_json, check_at_least_one
+from headwise.cli.console import MODEL_HELP, add_json, check_at_least_one, check_seconds
 from headwise.errors import need
 
 EXAMPLES = """examples:
@@ -40,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
     from headwise.view.serve.requests import Limits
     from headwise.view.serve.server import serve
 
+    check_seconds("--for", options.seconds)
     check_at_least_one("--max-tokens", options.max_tokens)
     check_at_least_one("--max-bytes", options.max_bytes)
     given = {"tokens": options.max_tokens, "body": options.max_bytes}

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import torch
 
-from headwise.cli.console import MODEL_HELP, add_json, check_at_least_one, check_file, print_json, say, write_file
+from headwise.cli.console import (
+    MODEL_HELP,
+    add_json,
+    check_at_least_one,
+    check_file,
+    check_seconds,
+    print_json,
+    say,
+    write_file,
+)
 from headwise.errors import OptionError, printable
 from headwise.models import open_model
 from headwise.study.survey.job import SurveyJob, processes_from_environment
@@ -77,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the survey and print it. Exit status 3: done, but some documents could not be read."""
     check_at_least_one("--threads", options.threads)
+    check_seconds("--save-every", options.save_every)
     check_file("--html", options.html)
     torch.set_num_threads(options.threads)
     processes = processes_from_environment()

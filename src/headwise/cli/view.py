@@ -14,6 +14,7 @@ from headwise.cli import console
 from headwise.cli.console import MODEL_HELP, add_json, check_at_least_one, print_json
 from headwise.errors import OptionError
 from headwise.models import TextModel, open_model
+from headwise.study.finite import nan_told
 from headwise.view import View, view
 from headwise.view.color import palette
 from headwise.view.screen import MapScreen, printed, show
@@ -171,8 +172,7 @@ def _warn_of_nan(sight: View) -> None:
         if any(math.isnan(number) for head in heads for number in head.numbers.values())
     ]
     if broken:
-        first = f"{sight.names[broken[0]]} (layer {broken[0]})" + (f" and {len(broken) - 1} more" if broken[1:] else "")
-        _say(f"attention weights of {first} are NaN: the model computes numbers that are not finite from there on.")
+        _say(nan_told(sight.names[broken[0]], broken[0], len(broken) - 1))
 
 
 def _progress(stage: str, done: int, of: int) -> None:

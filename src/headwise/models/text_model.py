@@ -20,6 +20,15 @@ CONTINUING = {JOINER, *(chr(code) for code in range(0x1F3FB, 0x1F400))}  # the l
 PROBE = "The captain looked at the sea, and the sea (42 of them) looked back."
 
 
+def spoken(name: str) -> str:
+    """How a sentence names a model.
+
+    >>> spoken("builtin"), spoken("gpt2")
+    ('the built-in model', 'gpt2')
+    """
+    return "the built-in model" if name == "builtin" else name
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenCodec:
     """Text to token ids and back.
@@ -69,6 +78,10 @@ class TokenCodec:
                 text = before + text
             groups.append((text, start, stop))
         return [(text, start) for text, start, stop in groups for _ in range(start, stop)]
+
+    def once(self, tokens: Sequence[int]) -> list[str]:
+        """The text of each token, which join to the whole text: that of a character is with the first of its tokens."""
+        return [text if start == place else "" for place, (text, start) in enumerate(self.characters(tokens))]
 
     def _whole(self, tokens: Sequence[int]) -> Iterator[tuple[str, int, int]]:
         """Runs of tokens without parts of characters: their text, where they start and stop."""

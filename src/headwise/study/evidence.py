@@ -110,7 +110,7 @@ def _places(
     model: TextModel, outputs: Mapping[str, HeadOutputs], statistic: Statistic, tokens: Tensor, number: int, count: int
 ) -> Iterable[tuple[tuple[str, int], list[dict[str, Any]]]]:
     """The strongest places of one document, by layer and head."""
-    words = model.pieces(tokens)
+    characters = model.codec.characters(tokens.flatten().tolist())
     for name, layer in outputs.items():
         with torch.no_grad():
             scores = statistic(layer, tokens)
@@ -126,16 +126,22 @@ def _places(
             yield (
                 (name, head),
                 [
-                    {"document": number, "query": query, "score": score, "text": _around(words, query)}
+                    {"document": number, "query": query, "score": score, "text": _around(characters, query)}
                     for score, query in places
                 ],
             )
 
 
-def _around(words: list[str], query: int) -> str:
-    """The text around a query, whose token is in brackets."""
-    before, after = words[max(0, query - CONTEXT) : query], words[query + 1 : query + 1 + CONTEXT]
-    return " ".join(f"{''.join(before)}[{words[query]}]{''.join(after)}".split())
+def _around(characters: list[tuple[str, int]], query: int) -> str:
+    """The text around a query, whose token is in brackets; a character of several tokens is there once."""
+    own, start = characters[query]
+    shown = characters[max(0, query - CONTEXT) : query + 1 + CONTEXT]
+    words = {place: text for text, place in shown}
+    before, after = (
+        "".join(text for place, text in words.items() if place < start),
+        "".join(text for place, text in words.items() if place > start),
+    )
+    return " ".join(f"{before}[{own}]{after}".split())
 
 
 def _first(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:

@@ -495,6 +495,8 @@ def why_not_predicting(model: nn.Module, inputs: Any, ids: Tensor) -> str | None
     first = logits_for(ids)
     if first is None or first.shape[:2] != ids.shape:
         return "gives no logits (B, T, V) for its tokens, so it predicts none"
+    if bool(first.isnan().any()):
+        return "gives logits that are NaN; its weights may be damaged"
     if ids.shape[1] < 2:
         return None
     other = ids.clone()

@@ -40,6 +40,7 @@ from headwise.masks.probes import induction, offset, previous_token, same_token,
 from headwise.models.gpt import GPT
 from headwise.models.text_model import TextModel
 from headwise.shapes import check_size
+from headwise.study.finite import check_finite
 from headwise.study.importance import logits_of
 from headwise.study.interventions import checked_layers, gate
 from headwise.study.samples import token_embedding
@@ -112,9 +113,9 @@ class HeadKinds:
                 name = self.short(best["layer"], best["head"])
                 lines.append(f"{kind:<10} none found (the largest score: {name}, {best['score']:.3f})")
         if self.copied is not None:
-            lines.append(f"the model predicts {self.copied:.0%} of the needle tokens")
-        start = f"with token {', '.join(map(str, self.before))}" if self.before else "without a start token"
-        lines.append(f"texts begin {start}")
+            lines.append(f"the model predicts {100 * self.copied:.0f} % of the needle tokens")
+        start = f"token {', '.join(map(str, self.before))} of the vocabulary" if self.before else "no start token"
+        lines.append(f"every text tried begins with {start}")
         return "\n".join([*lines, *(line for circuit in self.circuits for line in self._told(circuit))])
 
     def _told(self, circuit: dict[str, Any]) -> list[str]:
@@ -172,6 +173,7 @@ def head_kinds(
         seed: of the texts.
     """
     tried = _Trial(model, vocabulary, before, check_size("samples", samples), check_size("length", length), seed)
+    check_finite(tried.module, lambda: tried.run(tried.tokens[:1]), "head_kinds")
     scores = tried.repeated()
     copied = None
     fitting = [n for n in lengths if tried.limit is None or n <= tried.limit]

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from headwise.errors import OptionError
 from headwise.models.text_model import TextModel
 from headwise.shapes import check_size
+from headwise.study.finite import check_finite
 from headwise.study.importance import logits_of, why_not_predicting
 from headwise.study.interventions import checked_layers
 from headwise.study.outputs import HeadOutputs, as_projected
@@ -92,12 +93,12 @@ class AnswerTrace:
         largest = torch.stack([share.abs() for share in shares.values()]).amax(0)
         for number in sorted(largest.topk(min(count, len(largest))).indices.tolist()):
             start, stop = self.passages[number]
-            numbers = " ".join(f"{share[number].item():>9.1%}" for share in shares.values())
+            numbers = " ".join(f"{percent(share[number].item()):>9}" for share in shares.values())
             lines.append(f"{numbers}  {self._text(start, stop, room)}")
         if len(largest) > count:
             lines.append(f"and {len(largest) - count} passages with smaller shares")
         if any((share < 0).any() for share in shares.values()):
-            lines.append("(below 0: makes the answer less likely; without the signs a column sums to 100%)")
+            lines.append("(below 0: makes the answer less likely; without signs a column sums to 100 %)")
         return "\n".join([*lines, *self._told(width)])
 
     def _told(self, width: int) -> list[str]:
@@ -139,6 +140,15 @@ class AnswerTrace:
         ax = drawn_heads(shares, "share of each passage in the answer", ax)
         ax.set_xlabel("passage")
         return ax
+
+
+def percent(share: float) -> str:
+    """A share with its sign and one digit after the point.
+
+    >>> percent(0.205), percent(-0.057), percent(-0.0001)
+    ('20.5 %', '−5.7 %', '0.0 %')
+    """
+    return f"{100 * share:z.1f} %".replace("-", "−")
 
 
 def _shares(scores: Tensor) -> Tensor:
@@ -202,8 +212,7 @@ def trace(
 
 def words_of(model: TextModel, tokens: Tensor) -> list[str]:
     """The text of every token; a character of several tokens is that of the first of them, and the others are empty."""
-    characters = model.codec.characters(tokens.tolist())
-    return [text if start == place else "" for place, (text, start) in enumerate(characters)]
+    return model.codec.once(tokens.tolist())
 
 
 class _Tracing:
@@ -218,6 +227,7 @@ class _Tracing:
         self.rows = slice(self.start - 1, self.stop - 1)  # the queries that predict the answer
         self.tokens = self.tokens[:, : self.stop]
         few = self.tokens[:, :TRIED]
+        check_finite(module, lambda: run(module, few), "trace")
         problem = why_not_predicting(module, few, few)
         if problem is not None:
             raise OptionError(

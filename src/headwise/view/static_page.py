@@ -24,6 +24,11 @@ h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .3rem; }
 h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; }
 .soft { color: var(--soft); }
 .scroll { overflow-x: auto; }
+.frame { border: 1.5px solid var(--ink); border-radius: 2px; padding: 0 .12em; margin: 0 .06em; font-weight: inherit; }
+@media (max-width: 40rem) {
+  .wide::before { content: "scroll sideways for more columns →"; position: sticky; left: 0; font-size: .8rem;
+    color: var(--soft); }
+}
 table { border-collapse: collapse; }
 $style
 </style>

@@ -6,6 +6,7 @@ from html import escape
 from string import Template
 
 from headwise.errors import printable
+from headwise.models.text_model import spoken
 from headwise.study.survey.measures import PEAK
 from headwise.study.survey.passages import GAP, Passage
 from headwise.study.survey.result import NUMBER_OF, Survey, SurveyedHead
@@ -13,7 +14,7 @@ from headwise.view.static_page import static_page
 from headwise.view.terminal import CAPITAL, KIND_LETTERS, LEGEND, letter, wrapped
 from headwise.view.tokens import cut, fill, readable, wide
 from headwise.view.words import TARGETS, described
-from headwise.weights.summary import MIXED, Head, HeadSummary
+from headwise.weights.summary import MIXED, ON_FIRST, Head, HeadSummary
 
 COLUMNS = (
     "sink",
@@ -117,7 +118,8 @@ def _table(survey: Survey, heads: Sequence[Head], width: int) -> list[str]:
     for head, reading in zip(heads, does, strict=True):
         cells = "".join(_cell(head.summary, name).rjust(CELL + 1) for name in names[:fit])
         lines.append(cut(f"{head.place:>5}  {fill(reading, size)}{cells}".rstrip(), width))
-    about = ["means ± standard deviation between windows"] if fit else []
+    about = ["means ± standard deviation between windows, first token included; names leave it out, but for sinks"]
+    about = about if fit else []
     about += [f"a wider terminal, --json and --html also show {', '.join(names[fit:])}"] if names[fit:] else []
     return [*lines, *told(about, width)]
 
@@ -146,11 +148,11 @@ def _strongest(survey: Survey, heads: Sequence[Head], width: int) -> list[str]:
 def quoted(passage: Passage, room: int) -> str:
     """A passage with its query in [] and its key in {}, and as much text around both as there is room for."""
     words, most = [readable(word) for word in passage.words], max(1, (room - wide(GAP)) // 2 - 2)
-    query, key = passage.marks
+    query, key = passage.characters
     words[key] = f"{{{cut(words[key], most)}}}"
     words[query] = f"[{cut(words[query], most)}]"
     shown = {query, key}
-    for place in _outward(passage.marks, len(words)):
+    for place in _outward((query, key), len(words)):
         if words[place] == GAP:
             continue
         if wide(_with_gaps(words, shown | {place})) > room:
@@ -216,12 +218,12 @@ td small { color: var(--soft); }
 .heads ol { margin: .3rem 0 0; padding-left: 0; list-style: none; }
 .heads li { display: grid; grid-template-columns: 2.6rem 1fr auto; gap: .1rem .6rem; }
 .heads bdi { white-space: pre-wrap; overflow-wrap: anywhere; }
-.heads b, p b { outline: 1.5px solid var(--ink); border-radius: 2px; font-weight: inherit; }
 mark { background: rgba(var(--heat), .4); color: inherit; border-radius: 2px; }
 @media (max-width: 40rem) {
   .heads li { grid-template-columns: 2.6rem 1fr; }
   .heads li .place { grid-column: 2; }
   .atlas .name { display: none; }
+  .numbers td.words { min-width: 6rem; white-space: normal; }
 }
 """
 BODY = Template("""
@@ -240,9 +242,10 @@ $heads
 <h2>Numbers</h2>
 <p class="soft">Each number is a mean over all tokens that have a choice: they see at least two tokens and, for a kind
 of token, some of that kind and some others. After the ± is the standard deviation between windows of text, which says
-how much the head depends on the text.</p>
+how much the head depends on the text. The numbers include the first token; what a head does, with its number, leaves
+it out, except for sinks.</p>
 <ul class="about soft">$about</ul>
-<div class="scroll"><table class="numbers">
+<div class="scroll wide"><table class="numbers">
 <thead><tr><th>head</th><th class="words">what it does</th>$names$by_distance</tr></thead>
 <tbody>
 $rows
@@ -251,8 +254,9 @@ $skipped
 """)
 HEADS = Template("""<h2>Head by head</h2>
 <p class="soft">The passages of the whole corpus in which each head was strongest, the clearest heads first. The
-<b>framed</b> token attends to the <mark>shaded</mark> one most, the first token of the window excluded. The number is
-the share of $what that counts for the head's name, or for a head without a name the largest single weight.</p>
+<b class="frame">framed</b> token attends to the <mark>shaded</mark> one most, the first token of the window excluded.
+The number is the share of $what that counts for the head's name, or for a head without a name the
+largest single weight.</p>
 <div class="heads">$sections</div>
 """)
 BY_DISTANCE = (
@@ -267,7 +271,7 @@ def page(survey: Survey) -> str:
     distances = any(sum(head.histogram) for head in survey.heads)
     about = [f"<b>{_spaced(name)}</b> {escape(meaning(survey, name))}" for name in names]
     body = BODY.substitute(
-        model=escape(str(survey.settings["model"])),
+        model=escape(spoken(str(survey.settings["model"]))),
         facts="".join(f"<li>{escape(part)}</li>" for part in survey.sentence.split(" · ")),
         what=WHAT[survey.settings["by"]],
         atlas=_atlas(survey),
@@ -279,7 +283,7 @@ def page(survey: Survey) -> str:
         rows="\n".join(_rows(survey, names, distances)),
         skipped=_skipped_section(survey),
     )
-    return static_page(f"Survey of {survey.settings['model']}", STYLE, body)
+    return static_page(f"Survey of {spoken(str(survey.settings['model']))}", STYLE, body)
 
 
 def _spaced(name: str) -> str:
@@ -311,7 +315,7 @@ def _legend(survey: Survey) -> Iterator[str]:
             does = "no single pattern" if kind == MIXED else f"attends {TARGETS.get(kind, kind)}"
             yield f"<b>{sign}</b> {escape(kind)}: {escape(does)}"
     if any(len(head.summary.traits) > 1 for head in survey.placed):
-        yield f"<b>A–Z</b> {escape(CAPITAL)}"
+        yield f"<b>A–Z</b> {escape(f'also puts {ON_FIRST}')}"
 
 
 def _heads(survey: Survey) -> str:
@@ -344,11 +348,14 @@ def _list(passages: Sequence[Passage]) -> str:
 
 
 def _marked(passage: Passage) -> str:
-    words = []
+    words, (query, key) = [], passage.characters
     for place, word in enumerate(passage.words):
         text = escape(readable(word))
-        text = f"<mark>{text}</mark>" if place == passage.marks[1] else text
-        words.append(f"<b>{text}</b>" if place == passage.marks[0] else text)
+        if place in (query, key) and text.strip():
+            words.append(" " * (len(text) - len(text.lstrip(" "))))  # outside, so that no empty frame ends a line
+            text = text.lstrip(" ")
+        text = f"<mark>{text}</mark>" if place == key else text
+        words.append(f'<b class="frame">{text}</b>' if place == query else text)
     return "".join(words)
 
 
@@ -371,7 +378,7 @@ def _rows(survey: Survey, names: Sequence[str], distances: bool) -> Iterator[str
 
 
 def _bars(head: SurveyedHead) -> str:
-    label = ", ".join(f"{share:.0%}" for share in head.histogram)
+    label = ", ".join(f"{100 * share:.0f} %" for share in head.histogram)
     most = max(head.histogram, default=0.0) or 1.0
     bars = "".join(f'<i style="height:{max(0, round(100 * share / most))}%"></i>' for share in head.histogram)
     return f'<span class="bars" role="img" aria-label="{label}" title="{label}">{bars}</span>'

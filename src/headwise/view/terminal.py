@@ -21,6 +21,7 @@ WORD = 9  # columns of a word beside a picture
 SAID = 2  # lines of the sentence above it
 TALL = 32  # lines of a terminal that has room for more
 LEAST, MOST = 12, 32  # columns of a large picture
+CLEAR = 24  # columns from which on more pictures are better than larger ones
 LEGEND = "   "  # between entries, since a dot is an entry of its own
 CAPITAL = f"s and capitals: {ON_FIRST}"
 LEFT_OUT = "the first token is left out"  # of pictures, shares and examples, said once
@@ -42,7 +43,7 @@ def drawn(view: View, width: int, palette: Palette, height: int = HEIGHT) -> str
         most = max(3, room - len(lines) - len(rest) - 2)
         return "\n".join([*lines, *_listed(view, width, most), "", *rest])
     left = room - len(lines) - len(rest) - 1
-    fits = left >= LEAST // 2 + 3 and width >= LEAST + 2 * WORD + 2
+    fits = left >= LEAST // 2 + 3 and width >= LEAST + 2 * WORD + 4
     pictures = _large(view, width, left, palette) if fits else [*_listed(view, width, left - 1), ""]
     return "\n".join([*lines, *pictures, *rest])
 
@@ -55,10 +56,7 @@ def _heading(view: View, width: int, palette: Palette, titles: int, facts: int) 
 
 def _large(view: View, width: int, room: int, palette: Palette) -> list[str]:
     """The clearest heads, each with words beside its picture, its name and a sentence above."""
-    side = max(LEAST, min(view.T, MOST, 2 * (room - 3), width - 2 * WORD - 2))
-    tall = -(-min(side, view.T) // 2)
-    across = max(1, (width + 3) // (min(side, view.S) + 2 * WORD + 5))
-    down = max(1, (room + 1) // (tall + SAID + 2))
+    side, across, down = _layout(view, width, room)
     size = (width + 3) // across - 3
     heads = [head for head in _distinct(view) if head.trait][: across * down]
     if not heads:
@@ -68,7 +66,34 @@ def _large(view: View, width: int, room: int, palette: Palette) -> list[str]:
         blocks = [_block(view, head, side, size, palette) for head in heads[start : start + across]]
         lines += [""] * (start > 0)
         lines += ["   ".join(row).rstrip(" ") for row in zip(*blocks, strict=True)]
-    return [*lines, palette.faint(cut(f"{_read_as(view, side, side)} · {LEFT_OUT}", width))]
+    return [*lines, palette.faint(_note(view, side, width))]
+
+
+def _note(view: View, side: int, width: int) -> str:
+    """How to read pictures of at most so many rows and columns, in one line; what is best known goes first."""
+    axes, *cells = _read_as(view, side, side).split(", ")
+    words = "words name upper rows" if side < view.T else "two rows a line"
+    notes = " · ".join([axes, *cells, words, LEFT_OUT])
+    return notes if wide(notes) <= width else cut(notes.removeprefix(f"{axes} · "), width)
+
+
+def _layout(view: View, width: int, room: int) -> tuple[int, int, int]:
+    """The side of a picture, and how many stand side by side and below each other: many, then large ones."""
+    largest = max(LEAST, min(view.T, MOST, 2 * (room - 3), width - 2 * WORD - 4))
+
+    def fitting(side: int) -> tuple[int, int, int]:
+        beside = max(map(wide, _row_words(view, min(side, view.T))))
+        across = max(1, (width + 3) // (min(side, view.S) + beside + 4))
+        return side, across, max(1, (room + 1) // (-(-min(side, view.T) // 2) + SAID + 2))
+
+    found = map(fitting, range(largest, min(largest, CLEAR) - 1, -1))
+    return max(found, key=lambda layout: layout[1] * layout[2])
+
+
+def _row_words(view: View, rows: int) -> list[str]:
+    """What stands beside each line of a picture, which has two rows: their tokens, or where the upper one begins."""
+    words = [cut(shown(view.labels[row * view.T // rows]), WORD) for row in range(rows)]
+    return words[::2] if rows < view.T else [" / ".join(words[row : row + 2]) for row in range(0, rows, 2)]
 
 
 def _read_as(view: View, rows: int, cols: int) -> str:
@@ -105,13 +130,11 @@ def _block(view: View, head: Head, side: int, size: int, palette: Palette) -> li
         told[SAID - 1 :] = [cut(" ".join(told[SAID - 1 :]), size)]
     lines = [palette.strong(fill(f"Head {head.place}", size)), *(palette.faint(fill(line, size)) for line in told)]
     lines += [" " * size] * (SAID - len(told))
-    words = [view.labels[row * view.T // rows] for row in range(rows)]
-    space = " " * max(0, size - picture.shape[1] - 2 * WORD - 2)
-    for line, drawing in enumerate(palette.lines(picture)):
-        upper = cut(shown(words[2 * line]), WORD)
-        lower = cut(shown(words[2 * line + 1]), WORD) if 2 * line + 1 < rows else ""
-        names = f"{upper} {lower}"
-        lines.append(f"{' ' * (2 * WORD + 1 - wide(names))}{names} {drawing}{space}")
+    words = _row_words(view, rows)
+    beside = max(map(wide, words))
+    space = " " * max(0, size - picture.shape[1] - beside - 1)
+    for word, drawing in zip(words, palette.lines(picture), strict=True):
+        lines.append(f"{' ' * (beside - wide(word))}{word} {drawing}{space}")
     return lines
 
 

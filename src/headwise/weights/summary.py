@@ -30,11 +30,12 @@ Without such queries the number is 0.
 
 A head is named only for what uniform attention would not do: if n is its number and e that of uniform attention, (n −
 e) / (1 − e) must reach a threshold. In a long text e is close to 0; among five words, attending to the previous one is
-not a trait. A first-token sink is one by its number alone, as printed, so that a table and a count of it agree; in a
-text so short that uniform attention comes near that number (up to 7 tokens, if causal) there are none. For `monotone`,
-e is at least what the best single key would give, so a sink is not a staircase. A largest weight counts as a peak for
-`positional` if it is at least twice the mean of the others. A weight shows where a head attends. It does not prove that
-the model uses it.
+not a trait. Where e is above one half, the text is too short to tell: in a causal text of up to 30 tokens, no head is
+called local, since most tokens are near. A first-token sink is one by its number alone, as printed, so that a table and
+a count of it agree; in a text so short that uniform attention comes near that number (up to 7 tokens, if causal) there
+are none. For `monotone`, e is at least what the best single key would give, so a sink is not a staircase. A largest
+weight counts as a peak for `positional` if it is at least twice the mean of the others. A weight shows where a head
+attends. It does not prove that the model uses it.
 """
 
 import dataclasses
@@ -68,6 +69,7 @@ NEAR = 8  # positions that count as local
 SINK = 0.3  # a head whose weight on the first token, as printed, is at least this is a sink: ε of Gu 2024
 TOO_SHORT = 0.25  # of uniform attention on the first token: in such a text, no head is a sink
 ON_FIRST = f"{SINK * 100:.0f} % or more on the first token"
+MOST_EVEN = 0.5  # of uniform attention on keys of a kind: beyond it, no head is named for that kind
 # With fewer queries, a head is not named. Among few, chance alone makes patterns: of 400 heads with random scores of
 # standard deviation 2 and 8 tokens, 55 would have a second sink; with these limits none has, at nine lengths up to 64.
 LEAST = 4
@@ -292,7 +294,7 @@ def traits(
     chance = {**even_without, **{name: even.get(name, 0.0) for name in whole}}
 
     def trait(name: str, share: float, even: float) -> Trait:
-        return Trait(name, share, max(0.0, share - even) / (1 - even) if even < 1 else 0.0)
+        return Trait(name, share, max(0.0, share - even) / (1 - even) if even <= MOST_EVEN else 0.0)
 
     first = trait(FIRST_SINK, numbers["sink"], even.get("sink", 0.0))
     found = [first] if round(first.share, 2) >= SINK and even.get("sink", 0.0) < TOO_SHORT else []

@@ -86,8 +86,11 @@ def test_characters_at_the_edges_of_a_quote_are_whole():
         join=lambda tokens: bytes(tokens).decode("utf-8", "replace"),
     )
     for query in range(40, 44):
-        words = Quote.of(query, query, len(data), cross=False).words(WindowTexts(list(data), list(data)), codec)
-        assert set(words) == {"漢"}
+        quote = Quote.of(query, query, len(data), cross=False)
+        words = quote.words(WindowTexts(list(data), list(data)), codec)
+        assert set(words) == {"漢", ""}
+        touched = {token // 3 for part in quote.parts for token in range(part.start, part.stop)}
+        assert "".join(words) == "漢" * len(touched), "each once, whole at the edges"
 
 
 # Of a corpus --------------------------------------------------------------------------------------------------------

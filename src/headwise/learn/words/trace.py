@@ -21,7 +21,9 @@ from headwise.learn.configs import kind_of
 from headwise.learn.steps import sentences
 from headwise.models import TextModel, open_model
 from headwise.models.checkpoint import open_checkpoint
-from headwise.view.tokens import shown
+from headwise.models.text_model import spoken
+from headwise.study.finite import NotFiniteError, nan_told
+from headwise.view.tokens import labels, shown
 
 MOST_TOKENS = 32
 NAMES = (
@@ -123,7 +125,7 @@ class WordSteps:
     def headline(self) -> str:
         """One line that says what is shown."""
         kind = f"{self.own} heads of width {self.cut.query.shape[-1]}"
-        return f"{self.model}, layer {self.place} (of 0 to {self.layers - 1}), {len(self.words)} tokens, {kind}"
+        return f"{spoken(self.model)}, layer {self.place} (of 0 to {self.layers - 1}), {len(self.words)} tokens, {kind}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON."""
@@ -223,12 +225,17 @@ def _made(
     T = x.shape[1]
     mask = call.scoring.mask
     visible = torch.ones(T, T, dtype=torch.bool) if mask is None else mask.to_tensor(T).reshape(-1, T, T)[0]
-    pieces = [shown(piece) for piece in model.pieces(tokens)]
+    words, starts = zip(*model.codec.characters(tokens.flatten().tolist()), strict=True)
+    pieces = [shown(piece) for piece in labels(words, starts)]
     cuts = {own.heads: own} | (_other_cuts(attention, x, linears) if group == 1 else {})
     steps = WordSteps(
         model.name, name, place, count, pieces, visible, x[0], tuple(linears), dict(sorted(cuts.items())), own.heads, []
     )  # fmt: skip
     true = attention(x, return_weights=True)[1][0]
+    if not bool(steps.cut.scores().isfinite().all()):
+        raise NotFiniteError(f"steps: {nan_told(name, place)}")
+    if not bool(steps.output().isfinite().all()):
+        raise NotFiniteError(f"steps: the output of {name} (layer {place}) is not finite; its weights may be damaged.")
     steps.notes.extend(_notes(attention, group, torch.allclose(true, steps.weights(), atol=1e-4)))
     return steps
 

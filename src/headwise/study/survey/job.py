@@ -23,6 +23,7 @@ from torch import nn
 from headwise.errors import HeadwiseError, OptionError
 from headwise.models.text_model import TextModel
 from headwise.shapes import check_size
+from headwise.study.finite import NotFiniteError
 from headwise.study.survey.corpus import Corpus, TokenWindow, batches, cut, open_corpus, text_corpus
 from headwise.study.survey.disk import UnreadableError, retried, why
 from headwise.study.survey.journal import (
@@ -35,7 +36,7 @@ from headwise.study.survey.journal import (
     sealed_files,
     writing,
 )
-from headwise.study.survey.measures import LayerSums, Measures, NotFiniteError
+from headwise.study.survey.measures import LayerSums, Measures
 from headwise.study.survey.passages import Passage, Passages, StrongQuery, remembering
 from headwise.study.survey.result import Survey, check_path, many
 from headwise.study.survey.tally import Skipped, Tally

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.errors import HeadwiseError, OptionError
+from headwise.errors import OptionError
 from headwise.masks.probes import sink
 from headwise.models.text_model import PROBE, TextModel
+from headwise.study.finite import NotFiniteError
 from headwise.study.importance import importance, logits_of, mean_cross_entropy, next_token_loss
 from headwise.study.outputs import HeadOutputs, as_projected
 from headwise.study.passes import call_name
@@ -51,10 +52,6 @@ SHOWN = (*(key for key, _, _ in READINGS if key not in ("positional", "entropy")
 
 
 Read = Callable[[Sequence[Reading]], list[tuple[Tensor, ...]]]
-
-
-class NotFiniteError(HeadwiseError, ArithmeticError):
-    """A model produced numbers that are infinite or NaN."""
 
 
 class LayerSums(NamedTuple):

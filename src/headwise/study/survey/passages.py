@@ -31,7 +31,7 @@ class Passage(NamedTuple):
     file, line: the document.
     unit, window: which window of the file, counted from 0: windows are numbered within units of work.
     query, key: their places in the window, counted from 0.
-    words: the text of the quoted tokens.
+    words: the text of the quoted tokens; that of a character is with the first of its tokens, and the others are empty.
     tokens: their ids; -1 for a gap.
     marks: the places of query and key among the words.
     """
@@ -56,11 +56,17 @@ class Passage(NamedTuple):
     @property
     def text(self) -> str:
         """The words, with the query in [brackets] and the key in {braces}."""
-        signs = {self.marks[1]: "{}", self.marks[0]: "[]"}
-        return "".join(
-            f"{signs[place][0]}{word}{signs[place][1]}" if place in signs else word
-            for place, word in enumerate(self.words)
-        )
+        query, key = self.characters
+        words = list(self.words)
+        words[key] = f"{{{words[key]}}}"
+        words[query] = f"[{words[query]}]"
+        return "".join(words)
+
+    @property
+    def characters(self) -> tuple[int, int]:
+        """The places of the words that hold the text of query and key."""
+        query, key = (next((i for i in range(mark, 0, -1) if self.words[i]), 0) for mark in self.marks)
+        return query, key
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -176,7 +182,9 @@ class Quote(NamedTuple):
         for part in self.parts:
             start = max(0, part.start - MOST_PARTS)
             words = codec.characters(window.of(part)[start : part.stop + MOST_PARTS])
-            found.append([text for text, _ in words[part.start - start : part.stop - start]])
+            quoted = words[part.start - start : part.stop - start]
+            before = [None, *(at for _, at in quoted)]
+            found.append([text if at != last else "" for (text, at), last in zip(quoted, before, strict=False)])
         return tuple(_joined(found, GAP))
 
 

@@ -204,9 +204,20 @@ function cell(n, most, kind) {
   const td = make("td", "", kind === "weight" ? (n === 0 ? "" : show(n).replace(/^0/, "")) : show(n, Math.abs(n) < 100 ? 1 : 0));
   if (n === -Infinity || (kind === "weight" && n === 0)) { td.classList.add("off"); return td; }
   const share = kind === "weight" ? Math.sqrt(n) : 0.85 * Math.abs(n) / most;
-  td.style.background = `rgba(${ink(kind === "weight" ? "--weight" : n < 0 ? "--minus" : "--plus")}, ${share.toFixed(3)})`;
-  if (share > (dark.matches ? 0.68 : 0.72)) td.classList.add("strong");
+  const color = ink(kind === "weight" ? "--weight" : n < 0 ? "--minus" : "--plus");
+  td.style.background = `rgba(${color}, ${share.toFixed(3)})`;
+  td.style.color = readableOn(color, share);
   return td;
+}
+
+// Black or white, whichever stands out more from a color of this opacity on the paper: by at least 4.5 to 1.
+function readableOn(color, share) {
+  const paper = ink("--paper").slice(1).match(/../g).map((digits) => parseInt(digits, 16));
+  const linear = color.split(",").map((part, i) => {
+    const level = (share * Number(part) + (1 - share) * paper[i]) / 255;
+    return level <= 0.04045 ? level / 12.92 : ((level + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 ? "#000" : "#fff";
 }
 
 // What a number is made of ---------------------------------------------------------------------------------------------

@@ -16,11 +16,12 @@ EXAMPLES = """examples:
 
 
 LAST_HINT = 3
+FOLDER = Path("quiz")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
-    parser.add_argument("--folder", type=Path, default=Path("quiz"), help="folder for the exercises")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder for the exercises")
     parser.add_argument(
         "--hint", action="store_true", help="a hint for the current exercise: a question, the idea, the line"
     )

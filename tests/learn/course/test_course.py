@@ -97,7 +97,7 @@ def test_a_typical_mistake_is_found_in_its_own_part(name, right, wrong, part, wo
     assert not found.right
     assert found.next.name == part, found.sentence()
     assert words in found.next.words
-    assert f"the next is {part}" in found.sentence()
+    assert f'the next is "{part}"' in found.sentence()
     earlier = [result.right for result in found.results][: [r.name for r in found.results].index(part)]
     assert all(earlier), "credit for what is right"
 
@@ -213,7 +213,7 @@ def test_the_whole_course_in_the_terminal(tmp_path, monkeypatch, capsys):
         path.write_text(space.introduced(exercise, exercise.solution.replace(right, wrong, 1)))
         assert main(["course"]) == 1
         shown = " ".join(capsys.readouterr().out.split())
-        assert f"the next is {part}: " in shown
+        assert f'the next is "{part}": ' in shown
         assert words in shown
         for level in ("a question", "the idea", "the line"):
             assert main(["course", "--hint"]) == 0

@@ -331,7 +331,7 @@ def _of_nothing(tried: PartTrial, used: list[Any]) -> PartTrial:
     ours = tried.raised and tried.failure is None and "'NoneType' object" in tried.words
     if not (ours or tried.words.endswith(returned(None))) or not used:
         return tried
-    called = used[-1].forward if isinstance(used[-1], type) else used[-1]
+    called = getattr(used[-1], "forward", used[-1])
     code = getattr(called, "__code__", None)
     line = "" if code is None else f" (line {code.co_firstlineno})"
     return PartTrial(f"{used[-1].__name__} returns {returned(None)}{line}")

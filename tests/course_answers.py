@@ -18,6 +18,13 @@ WRONG = [
         "the average of the values",
         "attend",
     ),
+    (
+        "dot-products",
+        "powers = torch.exp(scores - scores.max(-1, keepdim=True).values)",
+        "return torch.softmax(scores, dim=-1)",
+        "the softmax",
+        "it calls torch's softmax",
+    ),
     ("one-head", "self.key(x), self", "self.query(x), self", "the three projections", "the wrong role"),
     (
         "one-head",
@@ -37,7 +44,7 @@ WRONG = [
         "one-head",
         "query @ key.transpose(-2, -1)",
         "key @ query.transpose(-2, -1)",
-        "the scores",
+        "the three projections",
         "a projection or an input is used in the",
     ),
     (
@@ -108,6 +115,7 @@ WRONG = [
         "the scale is applied after the softmax",
     ),
     ("mask", ".tril()", ".triu()", "the triangle", "causal_mask(5)[0, 1] is 1; expected 0"),
+    ("mask", ", dtype=torch.bool).tril()", ").tril()", "the triangle", "expected booleans"),
     ("mask", ".tril()", ".tril(-1)", "the triangle", "causal_mask"),
     ("mask", "dtype=torch.bool).tril()", "dtype=torch.bool).triu(1)", "the triangle", "causal_mask"),
     ("mask", " / math.sqrt(query.shape[-1])", "", "the scaled head", "scores are not scaled"),
@@ -245,7 +253,7 @@ WRONG = [
     ),
     ("all-heads-at-once", "math.sqrt(D)", "math.sqrt(E)", "scores and scale", "square root of the model width"),
     ("all-heads-at-once", "triu(1)", "triu(2)", "the mask", "mask"),
-    ("all-heads-at-once", ".masked_fill(future, -math.inf)", "", "the mask", "a mask is made and never used"),
+    ("all-heads-at-once", ".masked_fill(future, -math.inf)", "", "the mask", "the causal mask has no effect"),
     ("list-of-heads", ".masked_fill(future, -math.inf)", "", "the heads", "a mask is made and never used"),
     ("all-heads-at-once", " / math.sqrt(D)", "", "scores and scale", "scores are not scaled"),
     (
@@ -355,6 +363,15 @@ WRONG = [
         "there is no output projection",
     ),
     ("dropout", " / math.sqrt(D)", " / D", "the layer itself", "scores are divided by D instead of √D"),
+    (
+        "dropout",
+        "self.dropout(scores.masked_fill(future, -math.inf).softmax(-1))\n"
+        "        return self.out((weights @ value).transpose(1, 2).reshape(B, T, E))",
+        "scores.masked_fill(future, -math.inf).softmax(-1)\n"
+        "        return self.dropout(self.out((weights @ value).transpose(1, 2).reshape(B, T, E)))",
+        "dropout in training",
+        "changes its output",
+    ),
     ("dropout", ".triu(1)", ".triu(2)", "the layer itself", "the causal mask is off by one"),
     (
         "dropout",
@@ -381,7 +398,7 @@ WRONG = [
         "dropout",
         "self.dropout(scores.masked_fill(future, -math.inf).softmax(-1))",
         "self.dropout(scores).masked_fill(future, -math.inf).softmax(-1)",
-        "the average stays",
+        "dropout in training",
         "dropout is applied before the softmax",
     ),
     (
@@ -435,20 +452,20 @@ WRONG = [
         "what the cache holds",
         "the cache holds",
     ),
-    ("cache-and-grouped-heads", "triu(S - T + 1)", "triu(1)", "token by token", "token by token, the output"),
+    ("cache-and-grouped-heads", "triu(S - T + 1)", "triu(1)", "token by token", "the output of"),
     (
         "cache-and-grouped-heads",
         "torch.cat([cache[0], key], 2), torch.cat([cache[1], value], 2)",
         "torch.cat([key, cache[0]], 2), torch.cat([value, cache[1]], 2)",
-        "token by token",
-        "in pieces of",
+        "what the cache holds",
+        "in the wrong order: the old ones come first",
     ),
     (
         "cache-and-grouped-heads",
         "torch.cat([cache[0], key], 2), torch.cat([cache[1], value], 2)",
         "cache[0] + key, cache[1] + value",
-        "token by token",
-        "token by token, the output",
+        "what the cache holds",
+        "it raises RuntimeError",
     ),
     (
         "block",
@@ -593,5 +610,5 @@ RAISING = [
     ("all-heads-at-once", "range(4)", "range(3)", "the projections", "expected 4, got 3", []),
     ("cache-and-grouped-heads", ".reshape(B, T, -1)), cache", ".reshape(B, T, -1))", "what the cache holds",
      "expected two results, the output and the cache", ["✓", "✓"]),
-    ("block", "self, x: Tensor)", "x: Tensor)", "the shape", "takes 1 positional argument but 2 were given", []),
+    ("block", "self, x: Tensor)", "x: Tensor)", "the shape", "forward has no self", []),
 ]  # fmt: skip

@@ -363,6 +363,20 @@ SAID: Answers = {
         ),
         (
             [
+                "8*1024*1024*2 bytes = 16 MiB",
+                "16 MB in bf16, or 32 MB in float32",
+                "33,554,432 bytes in fp32",
+                "32 MiB",
+            ],
+            [
+                "8*1024*1024*2 bytes = 64 MiB",
+                "It takes 2 GB.",
+                "1024*512 numbers",
+                "32 MiB in bfloat16",
+            ],
+        ),
+        (
+            [
                 "During training they are saved for the backward pass.",
                 "Autograd keeps the probabilities because their gradient needs them.",
                 "You need them again for backprop, so they stay in memory.",
@@ -870,6 +884,7 @@ HELD_OUT: Answers = {
                 "n × d per head",
             ],
         ),
+        ([], []),
         (
             [
                 "Backprop needs the probabilities, so they are kept.",

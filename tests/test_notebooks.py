@@ -16,7 +16,7 @@ WANTED = {
     "homework": ["CHECKLIST", "(4, 12, 100, 100)", "RIGHT"],
     "interview": ["Why several heads instead", "RIGHT", "1,050,624", "one thing is wrong"],
     "handbook": ["CONCATENATED", "without head 4.2", "gpt2-xl"],
-    "exercises": ["None of four steps is right; the next is the scores"],
+    "exercises": ['None of four steps is right; the next is "the scores"'],
 }
 
 

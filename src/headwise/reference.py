@@ -138,7 +138,7 @@ def attend(
         scores = scores + bias
     steps.append(Step(6, "scale", {"scores": scores}))
 
-    # 7. Softmax. Every row becomes positive and sums to 1. A row that sees nothing would be 0/0 = NaN: it becomes 0.
+    # 7. Softmax. Weights that sum to 1, 0 for hidden keys. A row that sees nothing would be 0/0 = NaN: it becomes 0.
     sees_a_key = visible.expand(scores.shape).any(-1, keepdim=True)
     scores = scores.masked_fill(~sees_a_key, 0.0)
     if sinks is None:

@@ -8,6 +8,7 @@ from headwise.check import sandbox
 from headwise.check.mistakes import MISTAKES
 from headwise.check.report import LABEL, WORDS, Report, wrapped
 from headwise.cli.console import add_json, console, late_status, print_json, rich, say
+from headwise.errors import nearest
 
 EXAMPLES = """examples:
   headwise check --list
@@ -94,7 +95,12 @@ def _missing(path: Path) -> str:
     """What is wrong with a path that is no file."""
     if path.is_dir():
         return f"{path} is a folder. Name one file, such as {path / 'attention.py'}."
-    return f"there is no file {path}. Check its name, and the folder that you are in."
+    beside = [found.name for found in path.parent.glob("*") if found.is_file()] if path.parent.is_dir() else []
+    near = nearest(path.name, beside)
+    cure = (
+        "Check its name, and the folder that you are in." if near is None else f"Did you mean {path.with_name(near)}?"
+    )
+    return f"there is no file {path}. {cure}"
 
 
 def show(report: Report) -> None:

@@ -24,6 +24,7 @@ DTYPES = {name: getattr(torch, name).itemsize for name in ("float32", "bfloat16"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
+    parser.add_argument("name", nargs="?", help=argparse.SUPPRESS)  # people type the name of a model here
     parser.add_argument("--model", metavar="NAME", help="a known model, such as gpt2 or llama-3.1-8b")
     parser.add_argument("--models", action="store_true", help="list the known models")
     parser.add_argument("--d-model", type=int, metavar="E", help="model width, if no model is named (default: 768)")
@@ -45,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the costs."""
+    if options.name is not None:
+        raise OptionError(f"a model is named by an option. Did you mean headwise cost --model {options.name}?")
     if options.models:
         return _list_models(options)
     cost, config = _cost(options)
@@ -153,8 +156,8 @@ def _show(cost: Cost, config: configs.Config | None, dtype: str, speeds: tuple[f
         f"[bold]COST[/]  {name}width {cost.d_model}, {cost.num_heads} heads of {cost.head_dim}, {cost.num_kv_heads} "
         f"key/value ({cost.kind}); batch {cost.batch}, {cost.seq} tokens, {dtype}"
     )
-    out.print("[dim]B batch, T tokens, E width, H and Hkv heads, D head width; one layer unless it says otherwise;[/]")
-    out.print("[dim]one multiply-and-add counts as two operations (FLOPs)[/]\n")
+    out.print("[dim]B batch, T tokens, E width, H and Hkv heads, D head width; of one layer, unless[/]")
+    out.print("[dim]it says otherwise; one multiply-and-add counts as two operations (FLOPs)[/]\n")
     out.print(_steps_table(cost))
     _show_amounts(cost, config)
     _show_kinds(cost)

@@ -9,7 +9,7 @@ from headwise.cli.console import add_json, late_status, paragraph, print_json, w
 from headwise.errors import OptionError
 from headwise.learn.course import EXERCISES, Exercise, Grade, card, find
 from headwise.learn.course.comparison import compared
-from headwise.learn.course.grading import WAITING
+from headwise.learn.course.grading import WAITING, PartResult
 from headwise.learn.course.notebooks import as_json, course_notebook
 from headwise.learn.course.page import course_page
 from headwise.learn.course.progress import Progress
@@ -66,6 +66,7 @@ def run(options: argparse.Namespace) -> int:
     if options.html is not None:
         write_file("--html", options.html, course_page(EXERCISES), sys.stdout)
         return 0
+    _check_options(options)
     if options.interview is not None:
         from headwise.cli.interview import interview
 
@@ -74,7 +75,9 @@ def run(options: argparse.Namespace) -> int:
         return quiz.run(argparse.Namespace(**vars(options) | {"folder": _quiz_folder(options), **NO_OPTIONS}))
     progress, space = Progress(), Workspace(options.folder, EXERCISES)
     if options.list or (options.json and options.exercise is None):
-        return listed(progress, Quiz(_quiz_folder(options)), as_json=options.json)
+        outside = quiz.FOLDER if quiz.FOLDER.is_dir() else None
+        other = None if outside is None else Quiz(outside)
+        return listed(progress, Quiz(_quiz_folder(options)), other, as_json=options.json)
     exercise = _current(progress) if options.exercise is None else find(options.exercise)
     if exercise is None:
         print(f"All {len(EXERCISES)} exercises are solved. Next: headwise course --interview, or headwise quiz.")
@@ -86,6 +89,15 @@ def run(options: argparse.Namespace) -> int:
     if space.lay_out(exercise) or not space.touched(exercise):
         return introduced(space, exercise)
     return judged(progress, space, exercise, options)
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuse what would be ignored: options of the interview without it, and options given as exercises."""
+    for name in ("answer", "clock"):
+        if getattr(options, name) is not None and options.interview is None:
+            raise OptionError(f"--{name} is for the interview. Add --interview, or --interview and a question's name.")
+    if options.exercise in ("interview", "quiz", "card", "list"):
+        raise OptionError(f"{options.exercise} is an option. Did you mean headwise course --{options.exercise}?")
 
 
 def _quiz_folder(options: argparse.Namespace) -> Path:
@@ -126,7 +138,9 @@ def judged(progress: Progress, space: Workspace, exercise: Exercise, options: ar
     if not found.right:
         print(f"\nA hint: headwise course {number} --hint")
         return 1
-    print(f"\n{exercise.more}\nCompare with the model answer: headwise course {number} --solution")
+    print()
+    paragraph(exercise.more)
+    print(f"Compare with the model answer: headwise course {number} --solution")
     following = _current(progress)
     if options.exercise is None and following is not None:
         space.lay_out(following)
@@ -141,14 +155,16 @@ def show(found: Grade) -> None:
         paragraph(found.note)
     paragraph(found.sentence())
     for result in found.results:
-        print(f"  {'✓' if result.right else '·'} {result.name}{_waits(result.words)}")
+        paragraph(f"  {'✓' if result.right else '·'} {result.name}{_reason(result, found.next)}", "    ")
 
 
-def _waits(words: str) -> str:
-    """What a step waits for, if it is not right or wrong yet."""
-    if words == UNWRITTEN:
+def _reason(result: PartResult, told: PartResult | None) -> str:
+    """Why a step is not right, unless the sentence above has told it."""
+    if result.right or result == told:
+        return ""
+    if result.words == UNWRITTEN:
         return " (not written yet)"
-    return f" ({words.partition(',')[0]})" if words in WAITING else ""
+    return f" ({result.words})" if result.words in WAITING else f": {result.words}"
 
 
 def hinted(progress: Progress, space: Workspace, exercise: Exercise) -> int:
@@ -160,12 +176,14 @@ def hinted(progress: Progress, space: Workspace, exercise: Exercise) -> int:
         print(f"{number}. {exercise.title} is solved: nothing is left to hint at.")
         print("All exercises are solved." if following is None else f"Next: headwise course {space.number(following)}")
         return 0
+    if record.error is not None:
+        paragraph(f"Your last try stopped with an error, so repair that first: {record.error}.")
     part, level = progress.hint(exercise)
     print(f"{number}. {exercise.title}, {part.name}: {LEVELS[level]} (hint {level} of 3)")
     if level < len(LEVELS):
         paragraph(part.hint(level), "  ")
         return 0
-    print(f"  {part.hint(level)}")
+    print(f"  {part.hint(level)}")  # code stays on its line
     print(f"There are no more hints for this step. After a try: headwise course {number} --solution")
     return 0
 
@@ -181,8 +199,8 @@ def solution(progress: Progress, space: Workspace, exercise: Exercise) -> int:
     return 0
 
 
-def listed(progress: Progress, repaired: Quiz, *, as_json: bool) -> int:
-    """Print every exercise and how far the learner is."""
+def listed(progress: Progress, repaired: Quiz, other: Quiz | None = None, *, as_json: bool) -> int:
+    """Print every exercise and how far the learner is; `other` is the quiz outside the folder of the course."""
     if as_json:
         fields = ("name", "title", "difficulty", "minutes")
         rows = [{field: getattr(exercise, field) for field in fields} for exercise in EXERCISES]
@@ -196,5 +214,7 @@ def listed(progress: Progress, repaired: Quiz, *, as_json: bool) -> int:
         stars = "●" * exercise.difficulty + "○" * (5 - exercise.difficulty)
         print(f"{number:>3}  {exercise.title:<26} {stars}  {exercise.minutes:>2} min  {state}".rstrip())
     print(f"\nquiz  {len(repaired.solved)} of {len(FAULTY)} classes repaired: headwise course --quiz")
+    if other is not None:
+        print(f"      {len(other.solved)} in {other.folder}: headwise quiz")
     print("Then: headwise course --interview")
     return 0

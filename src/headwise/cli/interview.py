@@ -57,7 +57,7 @@ class LeftError(Exception):
 
 def ask_all(asked: tuple[Question, ...], clock: float | None) -> int:
     """Ask in the terminal until time is up or the candidate leaves: each question, then its follow-ups."""
-    print("Type ? for a hint and q to leave (or Ctrl-D).")
+    print("Type ? for what a good answer says, and q to leave (or Ctrl-D).")
     begun, score = time.monotonic(), PointCount()
     try:
         for question, is_follow_up in _in_order(asked):
@@ -130,7 +130,9 @@ def read_path() -> str:
         elif not line or Path(line).expanduser().is_file():
             return line and str(Path(line).expanduser())
         else:
-            paragraph(f"There is no file {line}. Type its path again, or q to leave.")
+            paragraph(
+                f"There is no file {line!r}. Type its path again, an empty line for the model answer, or q to leave."
+            )
 
 
 def said(question: Question) -> str:

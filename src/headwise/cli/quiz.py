@@ -6,6 +6,7 @@ from pathlib import Path
 from headwise.check import MISTAKES, Report, sandbox
 from headwise.cli.check import show
 from headwise.cli.console import add_json, console, paragraph, print_json
+from headwise.learn.course.comparison import code_of
 from headwise.learn.quiz import EXERCISES, FaultyClass, Quiz
 
 EXAMPLES = """examples:
@@ -16,11 +17,12 @@ EXAMPLES = """examples:
 
 
 LAST_HINT = 3
+FOLDER = Path("quiz")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
-    parser.add_argument("--folder", type=Path, default=Path("quiz"), help="folder for the exercises")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder for the exercises")
     parser.add_argument(
         "--hint", action="store_true", help="a hint for the current exercise: a question, the idea, the line"
     )
@@ -60,11 +62,13 @@ def run(options: argparse.Namespace) -> int:
     if options.restore:
         quiz.restore(exercise)
         return begun(quiz, exercise)
-    if quiz.touched(exercise):
-        return judged(quiz, exercise, whole=options.report)
-    if options.report:
-        return told(quiz, exercise, sandbox.run(exercise.path(quiz.folder)))
-    return begun(quiz, exercise)
+    if not quiz.touched(exercise) and not options.report:
+        return begun(quiz, exercise)
+    print(f"checking {exercise.path(quiz.folder)} ...")
+    report = sandbox.run(exercise.path(quiz.folder))
+    if options.report and report.exit_code != 0:  # to read a report is not a try
+        return told(quiz, exercise, report)
+    return judged(quiz, exercise, report)
 
 
 def begun(quiz: Quiz, exercise: FaultyClass) -> int:
@@ -74,14 +78,12 @@ def begun(quiz: Quiz, exercise: FaultyClass) -> int:
     return 0
 
 
-def judged(quiz: Quiz, exercise: FaultyClass, *, whole: bool) -> int:
-    """Say whether the answer is right, and hand out the next exercise if it is; `whole`: print the whole report."""
-    print(f"checking {exercise.path(quiz.folder)} ...")
-    report = quiz.judge(exercise, sandbox.run)
+def judged(quiz: Quiz, exercise: FaultyClass, report: Report) -> int:
+    """Say whether the answer is right, and hand out the next exercise if it is."""
+    quiz.judge(exercise, lambda _: report)
     if report.exit_code != 0:
-        if whole:
-            return told(quiz, exercise, report)
-        paragraph(f"Not yet: {_still(exercise, report)}. For help: headwise quiz --hint, or headwise quiz --report.")
+        still = _still(exercise, report, quiz.text(exercise))
+        paragraph(f"Not yet: {still}. For help: headwise quiz --hint, or headwise quiz --report.")
         return int(report.exit_code)
     replaced = quiz.replaced(exercise)
     if replaced is not None:
@@ -109,11 +111,21 @@ def _told(exercise: FaultyClass) -> str:
     return f"{mistake.title}. {mistake.why}"
 
 
-def _still(exercise: FaultyClass, report: Report) -> str:
+def _has_code(answer: str) -> bool:
+    """Whether a file holds more than blank lines, comments and docstrings; one that is not Python holds something."""
+    try:
+        return bool(code_of(answer))
+    except SyntaxError:
+        return True
+
+
+def _still(exercise: FaultyClass, report: Report, answer: str) -> str:
     """What is wrong after a try, without naming the mistake of the exercise."""
     others = [finding for finding in report.wrong if finding.name != exercise.mistake]
     if len(others) < len(report.wrong):
         return "the mistake is still there"
+    if not _has_code(answer):
+        return "the file is empty (headwise quiz --restore brings back the class)"
     if not others:
         return "the checker cannot judge this file any more (headwise quiz --restore brings back the class)"
     where = "" if others[0].line is None else f" ({others[0].place})"

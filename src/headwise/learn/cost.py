@@ -369,13 +369,14 @@ def answers(cost: Cost) -> list[Answer]:
 def _several_heads(cost: Cost) -> Answer:
     H, D, one = cost.num_heads, cost.head_dim, cost.as_one_head()
     own = "" if cost.kind == "MHA" else " with keys and values of their own"
+    where = " in its projections" if cost.qk_norm or cost.sinks else ""
     here = f" With {cost.num_kv_heads} key/value heads, as here, it is {cost.parameters.value:,} parameters."
     return Answer(
         "Why several heads instead of one large one?",
-        f"One head of width {H * D} takes the same {one.parameters.value:,} parameters and {human(one.flops)} "
-        f"operations in matrix products as {H} of width {D}{own}, but gives each token one set of attention weights "
-        f"instead of {H}. The price of {H} heads: the scores of a head have rank {D} at most, and there are {H} times "
-        f"as many." + (here if own else ""),
+        f"One head of width {H * D} takes the same {one.parameters.value:,} parameters{where} and "
+        f"{human(one.flops)} operations in matrix products as {H} of width {D}{own}, but gives each token one "
+        f"set of attention weights instead of {H}. The price of {H} heads: the scores of a head have rank {D} at "
+        f"most, and there are {H} times as many." + (here if own else ""),
     )
 
 
@@ -423,6 +424,7 @@ def _decoding(cost: Cost) -> Answer:
     return Answer(
         "Why is generation slow?",
         f"Each new token reads {human(cost.decode_bytes.value, 'B', binary=True)} per layer for "
-        f"{human(cost.decode_flops.value)} operations, {cost.intensity:.3g} per byte; a GPU could do hundreds in that "
-        f"time. A larger batch shares the weights, and fewer key/value heads shrink the cache.",
+        f"{human(cost.decode_flops.value)} operations, {cost.intensity:.3g} per byte, where a GPU can do "
+        f"hundreds for every byte that it reads. A larger batch shares the weights, and "
+        f"fewer key/value heads shrink the cache.",
     )

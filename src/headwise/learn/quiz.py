@@ -18,6 +18,7 @@ from headwise.models.files import atomically
 FORMAT = 2
 STYLES = ("separate", "fused", "listed", "einsum")
 APART = 3  # exercises between two of the same kind
+LINE = 3  # the level of the hint that names the line
 ROOM = 3  # lines that may change in addition to those of the shortest repair
 ANY_QUESTION = "What changes between one sample and two, with a mask and without, in training and in evaluation?"
 QUESTIONS = {  # the first hint: where to look, without the cure
@@ -159,7 +160,7 @@ class Quiz:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.solved, self.skipped, self.tries, self.hints = self._read()
+        self.solved, self.skipped, self.tries, self.hints, self.instead = self._read()
 
     @property
     def current(self) -> FaultyClass | None:
@@ -194,6 +195,10 @@ class Quiz:
         self.tries[exercise.mistake] = self.tries.get(exercise.mistake, 0) + 1
         if report.exit_code == 0 and self.replaced(exercise) is None:
             self.solved.append(exercise.mistake)
+        named = [finding.name for finding in report.wrong]
+        self.instead.pop(exercise.mistake, None)
+        if named and exercise.mistake not in named:
+            self.instead[exercise.mistake] = named[0]
         self._write()
         return report
 
@@ -206,6 +211,9 @@ class Quiz:
         level = min(self.hints.get(exercise.mistake, 0) + 1, 3)
         self.hints[exercise.mistake] = level
         self._write()
+        other = self.instead.get(exercise.mistake)
+        if other in MISTAKES and level < LINE:  # the class is wrong in another way since the last try
+            return level, exercise._replace(mistake=str(other)).hint(level)
         return level, exercise.hint(level, self.text(exercise))
 
     def text(self, exercise: FaultyClass) -> str:
@@ -225,17 +233,19 @@ class Quiz:
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
         return {"format": FORMAT, "solved": self.solved, "skipped": self.skipped, "tries": self.tries} | {
-            "hints": self.hints
+            "hints": self.hints,
+            "instead": self.instead,
         }
 
-    def _read(self) -> tuple[list[str], list[str], dict[str, int], dict[str, int]]:
+    def _read(self) -> tuple[list[str], list[str], dict[str, int], dict[str, int], dict[str, str]]:
         path = self.folder / "progress.json"
         if not path.is_file():
-            return [], [], {}, {}
+            return [], [], {}, {}, {}
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
             hints = {1: {}, FORMAT: saved.get("hints", {})}[saved["format"]]  # format 1 had no hints
-            return list(saved["solved"]), list(saved["skipped"]), dict(saved["tries"]), dict(hints)
+            done = list(saved["solved"]), list(saved["skipped"])
+            return *done, dict(saved["tries"]), dict(hints), dict(saved.get("instead", {}))
         except (ValueError, KeyError, TypeError) as error:
             raise OptionError(f"{path} cannot be read ({error!r}). Move it away to start again.") from error
 

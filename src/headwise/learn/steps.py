@@ -446,7 +446,7 @@ def key_operations(batch: int, seq: int, num_heads: int, head_dim: int, device: 
         ),
         _measure(
             "trap: view instead of transpose", f"x.view({B}, {H}, {T}, {D})", x, lambda: x.view(B, H, T, D),
-            "The right shape with the wrong numbers: a head would hold pieces of other heads.",
+            "The right shape with the wrong numbers: a head would hold pieces of other tokens.",
         ),
     ]  # fmt: skip
     return measured if 1 in (T, H) else measured + traps  # with one token or one head both traps are harmless

@@ -97,7 +97,7 @@ def test_a_typical_mistake_is_found_in_its_own_part(name, right, wrong, part, wo
     assert not found.right
     assert found.next.name == part, found.sentence()
     assert words in found.next.words
-    assert f"the next is {part}" in found.sentence()
+    assert f'the next is "{part}"' in found.sentence()
     earlier = [result.right for result in found.results][: [r.name for r in found.results].index(part)]
     assert all(earlier), "credit for what is right"
 
@@ -213,7 +213,7 @@ def test_the_whole_course_in_the_terminal(tmp_path, monkeypatch, capsys):
         path.write_text(space.introduced(exercise, exercise.solution.replace(right, wrong, 1)))
         assert main(["course"]) == 1
         shown = " ".join(capsys.readouterr().out.split())
-        assert f"the next is {part}: " in shown
+        assert f'the next is "{part}": ' in shown
         assert words in shown
         for level in ("a question", "the idea", "the line"):
             assert main(["course", "--hint"]) == 0
@@ -345,7 +345,7 @@ def test_unknown_exercises_and_questions_are_named(capsys):
     assert main(["course", "15"]) == 2
     assert "They are numbered 1 to 14." in capsys.readouterr().err
     assert main(["course", "--interview", "salary"]) == 2
-    assert "no question is called 'salary'. Known: code, several-heads" in capsys.readouterr().err
+    assert "no question is called 'salary'. Known: code, complexity" in capsys.readouterr().err
 
 
 def test_a_damaged_progress_file_is_named(tmp_path, monkeypatch, capsys):
@@ -363,3 +363,49 @@ def test_grading_leaves_the_random_numbers_alone(tmp_path):
     before = torch.random.get_rng_state()
     grade(find("scale"), space)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_method_without_self_and_a_function_without_return_are_named_with_their_lines(tmp_path):
+    exercise = find("all-heads-at-once")
+    for parameters in ("x: Tensor", "x: Tensor, mask=None"):
+        source = exercise.solution.replace("self, x: Tensor", parameters)
+        line = source[: source.index("def forward")].count("\n") + 1
+        found = grade(exercise, names_in(source, tmp_path / "answer.py"))
+        assert found.next.words == f"forward has no self: the first parameter of a method is self (line {line})"
+        assert found.share == 0, "no step ran"
+    source = find("split-and-merge").solution.replace("return x.view", "x.view")
+    found = grade(find("split-and-merge"), names_in(source, tmp_path / "answer.py"))
+    assert found.next.words.startswith("split_heads returns nothing: is there a return? (line ")
+
+
+def test_after_an_error_the_hint_begins_with_it_and_a_misspelt_name_with_the_near_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    in_this_process(monkeypatch)
+    space, exercise = Workspace(tmp_path / "course", EXERCISES), find("mask")
+    space.lay_out(exercise)
+    space.path(exercise).write_text(exercise.solution.replace("masked_fill", "masked_fil"))
+    assert main(["course", "4"]) == 1
+    assert "(not judged, because of the error)" in capsys.readouterr().out
+    assert main(["course", "4", "--hint"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "stopped with an error, so repair that first: it raises AttributeError" in shown
+    assert "did you mean masked_fill?" in shown
+
+
+def test_options_that_would_be_ignored_are_refused(capsys):
+    assert main(["course", "--answer", "x"]) == 2
+    assert "--answer is for the interview." in capsys.readouterr().err
+    assert main(["course", "interview"]) == 2
+    assert "Did you mean headwise course --interview?" in capsys.readouterr().err
+    assert main(["cost", "gpt2"]) == 2
+    assert "Did you mean headwise cost --model gpt2?" in capsys.readouterr().err
+
+
+def test_solutions_fit_a_terminal_and_stay_python():
+    for exercise in EXERCISES:
+        told = compared(exercise, "x = 1\n")
+        assert max(map(len, told.splitlines())) <= 80
+        compile(told.partition("The model answer:")[2], exercise.name, "exec")
+    mask = find("mask")
+    assert "They are the same." in compared(mask, mask.solution.replace(", bias=False", ""))

@@ -34,7 +34,7 @@ def states(said):
 
 def test_sentences_that_the_patterns_were_written_with_are_told_apart():
     found = states(SAID)
-    assert found["right"] == {"said": 221}
+    assert found["right"] == {"said": 225}
     assert set(found["wrong"]) == {"wrong", "missing"}
 
 
@@ -151,7 +151,7 @@ def test_a_path_is_one_line_and_is_asked_again_until_the_file_exists(tmp_path, c
     typed(monkeypatch, f"{tmp_path / 'typo.py'}\n?\n{path}\n\nIt is quadratic in the length.\n\nq\n")
     assert interview.ask_all((find_question("code"),), clock=9.0) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert f"There is no file {tmp_path / 'typo.py'}." in out
+    assert f"There is no file '{tmp_path / 'typo.py'}'." in out
     assert "Six steps: " in out
     assert "the constructor is not the assignment's" in out
     assert "Repair it and type its path again, or an empty line to see the model answer:" in out
@@ -180,4 +180,43 @@ def test_a_question_mark_lists_the_points(capsys, monkeypatch):
 def test_a_question_and_its_follow_ups_come_once():
     order = [question.name for question, _ in interview._in_order(QUESTIONS)]
     assert sorted(order) == sorted(question.name for question in QUESTIONS)
-    assert order[:4] == ["code", "complexity", "several-heads", "grouped"]
+    assert order == [question.name for question in QUESTIONS], "the list and the document have the same order"
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "wrong"),
+    [
+        ("several-heads", "More heads means more parameters", "the cost is the same"),
+        ("several-heads", "It is eight times slower.", "the cost is the same"),
+        ("cache", "We cache Q, K and V so that nothing is recomputed.", "keys and values of the past"),
+        ("cache", "queries, keys and values are cached", "keys and values of the past"),
+        ("root", "Divide by sqrt of d_model to normalise", "d is the width of a head"),
+        ("root", "the model width", "d is the width of a head"),
+        ("complexity", "O(n^2) in length and O(d) in width", "the projections are"),
+        ("output-projection", "nothing, W_o is optional", "without it each output"),
+        ("memory", "8*1024*1024*2 bytes = 64 MiB", "together 16 MiB"),
+    ],
+)
+def test_a_clear_opposite_is_contradicted(name, answer, wrong):
+    found = {point: made.state for point, made in find_question(name).judge(answer).items()}
+    assert [point.startswith(wrong) for point, state in found.items() if state == "wrong"] == [True]
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "point", "state"),
+    [
+        ("cache", "2 KB per token", "its size", "said"),
+        ("cache", "2*2*512 bytes = 2 KiB per token", "its size", "said"),
+        ("cache", "We cache K and V, not Q.", "keys and values", "said"),
+        ("complexity", "O(n^2) in length and O(d) in width", "the scores", "said"),
+        ("root", "softmax gets peaky", "large scores", "said"),
+        ("root", "sqrt(d_model) would be too large", "d is the width", "missing"),
+        ("flops", "2.1 GMACs", "together", "rounded"),
+        ("flops", "2,147,483,648 MACs", "together", "said"),
+        ("several-heads", "One head has to pick one thing.", "the price", "missing"),
+        ("output-projection", "W_o is not optional", "without it", "missing"),
+    ],
+)
+def test_an_answer_in_other_words_is_found(name, answer, point, state):
+    found = find_question(name).judge(answer)
+    assert next(made.state for title, made in found.items() if title.startswith(point)) == state

@@ -3,6 +3,7 @@
 import ast
 import difflib
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 
@@ -11,6 +12,8 @@ from headwise.learn.course.exercise import Exercise
 ALIKE = 0.5  # of two answers, the share of lines below which a comparison line by line is no help
 WORD = re.compile(r"\b[A-Za-z_]\w*")
 SHOWN = 8  # names
+WIDTH = 79  # columns
+MARKS = "Yours is marked with -, the model answer with +:"
 
 
 def compared(exercise: Exercise, answer: str) -> str:
@@ -26,11 +29,12 @@ def compared(exercise: Exercise, answer: str) -> str:
     if lines == wanted:
         return "\n".join([counts, "They are the same" + (", under other names." if names else ".")])
     if difflib.SequenceMatcher(None, lines, wanted).ratio() < ALIKE:
-        return "\n".join([counts, "Yours does it in another way. The model answer:", "", *code_of(exercise.solution)])
+        return "\n".join([counts, "Yours does it in another way. The model answer:", "", *_shown(exercise.solution)])
     difference = difflib.unified_diff(lines, wanted, lineterm="", n=2)
     shown = ", ".join(f"{theirs} → {ours}" for theirs, ours in [*names.items()][:SHOWN])
     renamed = [f"Your names are written as in the model answer: {shown}"] if names else []
-    return "\n".join([counts, *renamed, "Yours is marked with -, the model answer with +:", *list(difference)[2:]])
+    marked = [part for line in list(difference)[2:] for part in _folded(line)]
+    return "\n".join([counts, *textwrap.wrap(" ".join(renamed), WIDTH), MARKS, *marked])
 
 
 def code_of(source: str) -> list[str]:
@@ -39,7 +43,39 @@ def code_of(source: str) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
-    return [line for line in ast.unparse(tree).splitlines() if line.strip()]
+    return [_without_parentheses(line) for line in ast.unparse(tree).splitlines() if line.strip()]
+
+
+def _without_parentheses(line: str) -> str:
+    """An assignment of several values as people write it: Python's own writing has parentheses around them."""
+    target, equals, value = line.partition(" = ")
+    try:
+        whole, inside = (ast.parse(text, mode="eval").body for text in (value, value[1:-1]))
+    except SyntaxError:
+        return line
+    is_wrapped = isinstance(whole, ast.Tuple) and isinstance(inside, ast.Tuple) and ast.dump(whole) == ast.dump(inside)
+    return f"{target}{equals}{value[1:-1]}" if is_wrapped and len(line) <= WIDTH else line
+
+
+def _shown(source: str) -> list[str]:
+    """The code of a source for the terminal: folded, with a blank line before each definition."""
+    lines: list[str] = []
+    for line in code_of(source):
+        starts = line.lstrip().startswith(("def ", "class ")) and lines and not lines[-1].startswith("class ")
+        lines += [*([""] if starts else []), *_folded(line)]
+    return lines
+
+
+def _folded(line: str) -> list[str]:
+    """A line of code in pieces that fit, cut after commas, each further one indented."""
+    indent = " " * (len(line) - len(line[1:].lstrip()) + 4)
+    mark = line[:1] if line[:1] in "+-" else ""
+    pieces = [""]
+    for word in re.findall(r".+?(?:, | (?=for )|$)", line):
+        if pieces[-1].strip() and len(pieces[-1] + word.rstrip()) > WIDTH:
+            pieces.append(mark + indent[len(mark) :])
+        pieces[-1] += word
+    return [piece.rstrip() for piece in pieces]
 
 
 def _lines(count: int) -> str:
@@ -47,13 +83,15 @@ def _lines(count: int) -> str:
 
 
 def _plain(source: str) -> str:
-    """A source without annotations of functions."""
+    """A source without annotations of functions, and without the choice of a bias."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             node.returns = None
         elif isinstance(node, ast.arg):
             node.annotation = None
+        elif isinstance(node, ast.Call):  # projections of exercises are right with and without
+            node.keywords = [word for word in node.keywords if word.arg != "bias"]
     return ast.unparse(tree)
 
 

@@ -40,8 +40,8 @@ def _called(layer: nn.Module, *inputs: Any) -> tuple[torch.Tensor, Any]:
 def _token_by_token(space: Space) -> None:
     layer, x = made(space, "GroupedAttention", 24, 6, 2), torch.randn(1, 5, 24)
     for sizes, what in (
-        ([1] * 5, "token by token, the output"),
-        ([2, 1, 2], "in pieces of 2, 1 and 2 tokens, the output"),
+        ([1] * 5, "the output of five calls with one token each"),
+        ([2, 1, 2], "the output of calls with 2, 1 and 2 tokens"),
     ):
         with torch.no_grad():
             whole, _ = _called(layer, x)
@@ -59,6 +59,21 @@ def _size(space: Space) -> None:
     sizes = [tuple(x.shape) for x in cache] if isinstance(cache, tuple | list) else []
     if sizes != [(1, 2, 5, 4)] * 2:
         raise WrongPartError(f"the cache holds {sizes or type(cache).__name__}; expected keys and values (1, 2, 5, 4)")
+
+
+def _grows(space: Space) -> None:
+    """A cache that was filled by two calls is the cache of one call with the whole text."""
+    _size(space)
+    layer, x = made(space, "GroupedAttention", 24, 6, 2), torch.randn(1, 5, 24)
+    with torch.no_grad():
+        _, whole = _called(layer, x)
+        _, cache = _called(layer, x[:, :3])
+        _, cache = _called(layer, x[:, 3:], cache)
+    for name, found, wanted in zip(("keys", "values"), cache, whole, strict=True):
+        what = f"after a call with tokens 0 to 2 and one with 3 and 4, {name} in the cache"
+        if found.shape == wanted.shape and torch.allclose(found, torch.cat([wanted[:, :, 3:], wanted[:, :, :3]], 2)):
+            raise WrongPartError(f"{what} are in the wrong order: the old ones come first")
+        close(found, wanted, what)
 
 
 CACHE = Exercise(
@@ -131,10 +146,11 @@ CACHE = Exercise(
         ),
         Part(
             "what the cache holds",
-            "Before or after the heads are repeated?",
-            "Before: repeated heads would make the cache as large as without groups. Return it as (keys, values).",
-            "cache = (key, value)",
-            _size,
+            "Before or after the heads are repeated? And along which axis do new tokens follow the old ones?",
+            "Before: repeated heads would make the cache as large as without groups. The old tokens come first, along "
+            "the axis of the tokens, which is 2 here. Return it as (keys, values).",
+            "key, value = torch.cat([cache[0], key], 2), torch.cat([cache[1], value], 2)",
+            _grows,
         ),
         Part(
             "token by token",

@@ -26,7 +26,7 @@ class Part:
     """One step of an exercise.
 
     Args:
-        name: as in "the next is the mask".
+        name: as in "the next is "the mask"".
         question: the first hint, a question.
         idea: the second hint.
         line: the third hint, the line of code.
@@ -43,7 +43,7 @@ class Part:
 
     def hint(self, level: int) -> str:
         """A hint, from 1 (a question) to 3 (the line)."""
-        return (self.question, self.idea, f"The line is: {self.line}")[level - 1]
+        return (self.question, self.idea, self.line)[level - 1]
 
 
 class DocumentedCall(NamedTuple):
@@ -141,6 +141,9 @@ def close(found: Any, wanted: torch.Tensor, what: str) -> None:
         raise WrongPartError(f"{what} returns {returned(found)}")
     if found.shape != wanted.shape:
         raise WrongPartError(f"{what} has shape {tuple(found.shape)}; expected {tuple(wanted.shape)}")
+    if wanted.dtype == torch.bool and found.dtype != torch.bool:
+        kind = str(found.dtype).removeprefix("torch.")
+        raise WrongPartError(f"{what} holds numbers ({kind}); expected booleans, True or False: dtype=torch.bool")
     if found.dtype == torch.bool or wanted.dtype == torch.bool:
         found, wanted = found.to(torch.float64), wanted.to(torch.float64)
     gap = (found.detach().double() - wanted.double()).abs()

@@ -30,7 +30,7 @@ POWERS = ("**2", "**3")
 SUFFIXES = {"k": 1e3, "thousand": 1e3, "m": 1e6, "million": 1e6, "g": 1e9, "bn": 1e9, "billion": 1e9}
 TOKEN = re.compile(
     r"(?P<number>(?:\d{1,3}(?:[,_ ]\d{3})+(?![\d,_])|\d+)(?:\.\d+)?)"
-    r"(?:\s?(?P<suffix>[kMG](?=(?:FLOPs?|flops?|ops)?\b)|(?:thousand|million|billion|bn)\b))?"
+    r"(?:\s?(?P<suffix>[kMG](?=(?:FLOPs?|flops?|ops|MACs?)?\b)|(?:thousand|million|billion|bn)\b))?(?P<macs>\s?MACs?\b)?"
     r"|(?P<word>[A-Za-z_][A-Za-z_0-9]*(?:\^T\b)?)|(?P<sign>\*\*|[·×*∙⋅^+/÷()²³−–-])|(?P<gap>\s+)|(?P<stop>.)",
     re.DOTALL,
 )
@@ -147,6 +147,7 @@ def _tokens(match: re.Match[str]) -> list[Token]:
     if match["number"]:
         digits = re.sub(r"[,_ ]", "", match["number"])
         scale = SUFFIXES[match["suffix"].lower()] if match["suffix"] else 1.0
+        scale *= 2.0 if match["macs"] else 1.0  # a multiply-add is two operations
         return [(written, digits if scale == 1.0 else repr(float(digits) * scale))]
     if written in OPERATORS:
         return [(written, OPERATORS[written])]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from headwise.check import Finding, Report, check
-from headwise.learn.course.exercise import CACHE_STEP, Exercise, Part, Space, needs
+from headwise.learn.course.exercise import CACHE_STEP, Exercise, Part, Space, needs, returned
 from headwise.learn.course.reach import steps_before
 from headwise.learn.course.trial import (
     SEES_LATER,
@@ -92,7 +92,7 @@ class Grade:
         """The grade in words.
 
         >>> Grade((PartResult("the scores", True), PartResult("the mask", False, "it hides the past"))).sentence()
-        'One of two steps is right; the next is the mask: it hides the past'
+        'One of two steps is right; the next is "the mask": it hides the past'
         """
         count, right, following = len(self.results), sum(r.right for r in self.results), self.next
         if following is None:
@@ -100,7 +100,7 @@ class Grade:
         steps = "step" if count == 1 else "steps"
         verb = "is" if right < 2 else "are"
         head = f"{COUNTS[right].capitalize()} of {COUNTS[count]} {steps} {verb} right"
-        return f"{head}; the next is {following.name}" + (f": {following.words}" if following.words else "")
+        return f'{head}; the next is "{following.name}"' + (f": {following.words}" if following.words else "")
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -168,7 +168,7 @@ class _Judge:
     def __init__(self, exercise: Exercise, space: Space, limited: Limit, missing: str) -> None:
         self.exercise, self.space, self.limited, self.missing = exercise, WatchedSpace(space), limited, missing
         self.report: Report | None = None
-        self.cause = ""  # what the checker finds first
+        self.cause, self.cause_part = "", ""  # what the checker finds first, and the part that it belongs to
         self.told: set[ErrorPlace | str] = set()  # errors, by place or, outside the learner's code, by words
         self.right: list[types.FunctionType] = []  # functions that parts have found right
 
@@ -177,7 +177,7 @@ class _Judge:
         if part.test is None:
             return self._by_checker(part)
         with self.space.watched() as used:
-            tried = self._tried(functools.partial(part.test, self.space))
+            tried = _of_nothing(self._tried(functools.partial(part.test, self.space)), used)
         if tried.raised and self._is_told(tried):
             return NOT_REACHED
         if not tried.words:
@@ -187,7 +187,7 @@ class _Judge:
         named = self._checked[1]
         if tried.failure is not None and tried.failure == self._call.failure:
             return tried.words
-        if tried.words and self.cause:
+        if tried.words and self.cause and not (self.cause_part == part.name or tried.raised):
             return f"{tried.words}; the cause may be that {self.cause}"
         return tried.words or named.get(part.name, "")
 
@@ -225,8 +225,13 @@ class _Judge:
         words: dict[str, str] = {}
         for finding in _causes(found):
             told = self._placed(finding)
-            self.cause = self.cause or f"{told.title}{_place(told)}"
-            words.setdefault(self._owner(_step(finding), finding.text, finding.name), _words(told))
+            owner = self._owner(_step(finding), finding.text, finding.name)
+            if not self.cause:
+                self.cause, self.cause_part = f"{told.title}{_place(told)}", owner
+            words.setdefault(owner, _words(told))
+        if self._call.selfless:
+            first, *others = (part.name for part in self._asked)
+            return report, dict.fromkeys(others, NOT_REACHED) | {first: self._call.words}
         if self._call.raised and report.verdict != "unfinished":  # an error of our call, not of the learner's code
             words |= self._another_call()
         elif not found and report.verdict != "unfinished" and self._call.words:
@@ -314,11 +319,22 @@ class _Judge:
             done = {int(step.partition(" ")[0]) for step in report.done}
             return _unwritten(part, done)
         words = named.get(part.name, "")
-        if self._call.failure is not None and words not in ("", *WAITING) and self._is_told(self._call):
+        if self._call.raised and words not in ("", *WAITING) and self._is_told(self._call):
             return NOT_REACHED
         if report.verdict == "unknown" and not named:
             return "; ".join(report.doubts) or "the checker does not understand this class"
         return words
+
+
+def _of_nothing(tried: PartTrial, used: list[Any]) -> PartTrial:
+    """A trial that fails on a None of a function, with the name and the line of that function."""
+    ours = tried.raised and tried.failure is None and "'NoneType' object" in tried.words
+    if not (ours or tried.words.endswith(returned(None))) or not used:
+        return tried
+    called = getattr(used[-1], "forward", used[-1])
+    code = getattr(called, "__code__", None)
+    line = "" if code is None else f" (line {code.co_firstlineno})"
+    return PartTrial(f"{used[-1].__name__} returns {returned(None)}{line}")
 
 
 def _without_forward(made: Any) -> str | None:

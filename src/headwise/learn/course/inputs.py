@@ -207,6 +207,23 @@ def _drops(space: Space) -> None:
     with torch.no_grad():
         if torch.equal(layer(x), layer(x)):
             raise WrongPartError("two calls agree in training mode, with dropout=0.5")
+    _drops_weights(layer, heads=3)
+
+
+def _drops_weights(layer: torch.nn.Module, heads: int) -> None:
+    """A token alone has a weight of 1 in every head: each head is then there or not, and nothing else can differ."""
+    with torch.no_grad():
+        found = layer(torch.randn(1, 1, 12).expand(256, 1, 12))[:, 0]
+    values = [column[column.abs() > 1e-6].sort().values for column in found.unbind(1)]
+    kinds = max(1 + int((column.diff() > 1e-5).sum()) for column in values)
+    where = "its scores or not at all" if torch.allclose(found, found[:1], atol=1e-5) else "its output"
+    if kinds == 1:
+        raise WrongPartError(f"dropout is not on the attention weights: of a single token, it changes {where}")
+    if kinds > 2**heads:
+        raise WrongPartError(
+            f"dropout is not on the attention weights alone: a single token has one weight in each of {heads} heads, "
+            f"so at most {2**heads} results, and {kinds} were found"
+        )
 
 
 DROPOUT = Exercise(

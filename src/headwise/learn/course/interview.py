@@ -107,7 +107,7 @@ def _cache(cost: Cost) -> str:
     )
 
 
-QUESTIONS = (
+QUESTIONS = (  # in the order in which they are asked: each before its follow-ups
     Question(
         "code",
         "Implement multi-head attention from scratch in PyTorch: MultiHeadAttention(d_model, num_heads), "
@@ -118,13 +118,6 @@ QUESTIONS = (
         code=True,
     ),
     Question(
-        "several-heads",
-        "Why several heads instead of one large one?",
-        _from_cost(0),
-        POINTS["several-heads"],
-        ("root", "parameters"),
-    ),
-    Question(
         "complexity",
         "What is the computational complexity of multi-head attention, in the length T and the width E?",
         _from_cost(1),
@@ -132,19 +125,18 @@ QUESTIONS = (
         ("flops", "memory"),
     ),
     Question(
+        "several-heads",
+        "Why several heads instead of one large one?",
+        _from_cost(0),
+        POINTS["several-heads"],
+        ("root", "parameters"),
+    ),
+    Question(
         "grouped",
         "How does this compare to grouped-query attention?",
         _grouped,
         POINTS["grouped"],
         ("cache",),
-    ),
-    Question(
-        "parameters",
-        f"How many parameters does MultiHeadAttention({D_MODEL}, {HEADS}) have, with biases?",
-        _parameters,
-        POINTS["parameters"],
-        ("flops",),
-        minutes=3.0,
     ),
     Question(
         "flops",
@@ -168,6 +160,14 @@ QUESTIONS = (
         _root,
         POINTS["root"],
         ("several-heads",),
+    ),
+    Question(
+        "parameters",
+        f"How many parameters does MultiHeadAttention({D_MODEL}, {HEADS}) have, with biases?",
+        _parameters,
+        POINTS["parameters"],
+        ("flops",),
+        minutes=3.0,
     ),
     Question(
         "cache",

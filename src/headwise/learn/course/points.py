@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from headwise.learn.course.formula import FEWEST_DIGITS, Expression, Formula, expressions
@@ -9,6 +10,13 @@ from headwise.learn.course.formula import FEWEST_DIGITS, Expression, Formula, ex
 ROUNDED = 5  # digits of a number that says less than the exact one
 SMALLEST_CLAIM = 1000  # smaller numbers are sizes and counts
 NOT = r"\b(not|never|no|isn't|don't|doesn't|instead of|rather than|without)\b"
+
+
+BYTES = re.compile(r"(\d[\d,_]*(?:\.\d+)?)\s?(kilo|mega|giga|[kmg]?)i?(?:b|bytes?)\b", re.IGNORECASE)
+DTYPES = {  # bytes of a number, and how one names it
+    2: r"float16|fp16|bf16|\bhalf\b|16[- ]?bit|\b2 bytes|two bytes",
+    4: r"\bfloats?(32)?\b|fp32|32[- ]?bit|single precision|\b4 bytes|four bytes",
+}
 
 
 class PointFound(NamedTuple):
@@ -34,6 +42,7 @@ class Point:
         total: the number that the whole question is about, which must be in the answer as a number.
         exact: whether the total must have all its digits.
         parts: numbers that belong to the way to the total.
+        items: how many numbers are stored; an answer may give their bytes. If it has no ideas, it must.
     """
 
     name: str
@@ -44,10 +53,13 @@ class Point:
     total: int | None = None
     exact: bool = True
     parts: tuple[int, ...] = ()
+    items: tuple[int, ...] = ()
 
     def found_in(self, answer: str) -> PointFound:
         """Whether an answer makes this point."""
         sentences = re.split(r"(?<=[.!?;])\s+|\n+", answer)
+        if self.items and (stored := self._stored(answer)) is not None:
+            return stored
         for sentence in sentences:
             if self._said(sentence):
                 return PointFound("said", sentence)
@@ -56,6 +68,19 @@ class Point:
         return next(
             (PointFound("wrong", sentence) for sentence in sentences if self._denied(sentence)), PointFound("missing")
         )
+
+    def _stored(self, answer: str) -> PointFound | None:
+        """What the last number of bytes in an answer says, for the dtype that it names; None if that is nothing."""
+        named = [size for size, words in DTYPES.items() if re.search(words, answer, re.IGNORECASE)] or DTYPES
+        wanted = [size * count for size in named for count in self.items]
+        claims = [(written, values) for written, values in _bytes(answer) if max(values) >= SMALLEST_CLAIM]
+        if not claims:
+            numbers = [number.value({}) for number in expressions(answer) if not number.letters]
+            return PointFound("said", answer) if {*numbers} & {*wanted} else None
+        written, values = claims[-1]
+        if any(abs(value - total) <= 0.005 * total for value in values for total in wanted):
+            return PointFound("said", written)
+        return None if self.ideas or "head" in answer else PointFound("wrong", written)
 
     def _said(self, sentence: str) -> bool:
         found = expressions(sentence)
@@ -93,6 +118,17 @@ class Point:
                     is_near = number.equals(lambda T, E, H: total)
                     return PointFound("rounded" if is_near else "wrong", number.text)
         return PointFound("missing")
+
+
+def _bytes(text: str) -> Iterator[tuple[str, tuple[float, float]]]:
+    """The numbers of bytes in a text: as written, and in decimal and binary units, which people mix up.
+
+    >>> list(_bytes("2 KiB for each"))
+    [('2 KiB', (2000.0, 2048.0))]
+    """
+    for found in BYTES.finditer(text):
+        number, power = float(re.sub("[,_]", "", found[1])), " kmg".index(found[2][:1].lower() or " ")
+        yield found[0], (number * 1000**power, number * 1024**power)
 
 
 def _computes(found: list[Expression], formula: Formula, sentence: str) -> bool:
@@ -143,7 +179,16 @@ def weights(T: float, E: float, H: float) -> float:
 
 SQUARE = r"( ?(\^|\*\*) ?2|²| squared)"
 LENGTH = r"(sequence|seq(_?len)?|length|tokens?|context|\bn\b|\bT\b|\bL\b)"
-MORE = r"((eight|8|h|n|\d+|many|several) times|twice|h-fold|\dx) (as many|as much|more|the|larger)"
+MORE = (
+    r"((eight|8|h|n|\d+|many|several) times|twice|h-fold|\dx) "
+    r"(as many|as much|more|the|larger|slower|(as )?(expensive|costly))"
+)
+
+WIDTH = r"(d_model(?! ?(/|over|divided))|(embedding|model|hidden) (dim\w*|width|size))"
+MODEL_WIDTH = (
+    rf"(sqrt|root|√)( of)?( the)? ?\(?{WIDTH}(?!.{{0,20}}\b(would|wrong|too|instead)\b)|^(it is )?the {WIDTH}\W*$"
+)
+QUERIES_TOO = r"\b(Q|quer\w+)( vectors?)?,? (and )?(the )?(K|keys?)( vectors?)?,? (and|&) (the )?(V|values?)\b"
 
 POINTS = {
     "several-heads": (
@@ -166,14 +211,15 @@ POINTS = {
                 r"cost|param|flop|comput|operation|budget|\bpay\b",
             ),
             unless=r"times the|times as|grows with|pay for",
-            against=MORE + r"|(cost|param\w*|comput\w*) (grows?|increases?) with|more heads (are|is|cost|need|mean) "
-            r"(slower|more)",
+            against=MORE + r"|(cost|param\w*|comput\w*) (grows?|increases?) with|more heads "
+            r"(are|is|costs?|needs?|means?|takes?|adds?|have) (slower|more (param|weight|comput|cost|flop|expens))",
         ),
         Point(
             "the price: every head works in fewer dimensions",
             (
                 r"head|each|dimension|width|scores",
-                r"narrow|\brank\b|small|fewer dim|low(er)?[- ](dim|rank)|subspace|\bthin|less (width|room|capacity)|"
+                r"narrow|\brank\b|small|fewer dim|low(er)?[- ](dim|rank)|subspace|\bthin(ner)?\b|"
+                r"less (width|room|capacity)|"
                 r"64[- ]dim|(only|just) (64|d_model ?/)|bottleneck|less expressive",
             ),
             unless=r"no (downside|price|drawback)|\bfull\b|always better",
@@ -188,7 +234,8 @@ POINTS = {
                 r"squared? (of|in|with)? ?(the )?(sequence|length|context|number of tokens)|four times|"
                 r"every (other )?(token|pair|key)",
             ),
-            unless=r"\bnot quadratic|width|d_model squared|always",
+            unless=r"\bnot quadratic|(quadratic|squared?) (in|of) (the )?(model )?width|width squared|"
+            r"d_model squared|always",
             against=r"linear(ly)? (in|with) (the )?(\w+ )?" + LENGTH + r"|O\( ?[TnLN] ?\)|O\([TnLN] ?(\^ ?3|³)|"
             r"cubic|\b[TnLN] log|O\(1\)",
         ),
@@ -199,7 +246,8 @@ POINTS = {
                 r"(?<![A-Za-z])[TnLN]? ?[·*]? ?[dE]" + SQUARE + r"|d_model" + SQUARE + r"|width" + SQUARE + "|"
                 r"squared?( of)?( the)? (width|dimension|d_model)|quadratic in (the )?(width|d|E|dim)",
             ),
-            against=r"project\w* \w+ (linear in (the )?(model )?(width|d\b|d_model|dim)|free|O\([nT](\^2|²)\))",
+            against=r"O\( ?(d|E|d_model) ?\) in (the )?(model )?(width|dim|d\b)|"
+            r"project\w* \w+ (linear in (the )?(model )?(width|d\b|d_model|dim)|free|O\([nT](\^2|²)\))",
         ),
         Point(
             "which of the two dominates depends on the length",
@@ -333,6 +381,7 @@ POINTS = {
             unless=r"O\(T\), not|d_model squared",
             formulas=(weights,),
         ),
+        Point("together 16 MiB in bfloat16", items=(8 * 1024 * 1024,)),
         Point(
             "training keeps them for the backward pass",
             (r"backward|backprop|gradient|train|autograd", r"keep|kept|sav|stor|need|hold|remember|stay"),
@@ -364,7 +413,7 @@ POINTS = {
         Point(
             "large scores saturate the softmax",
             (
-                r"saturat|one-?hot|extreme|peaked|spiky|sharp|almost 1|nearly 1|close to 1|winner|"
+                r"saturat|one-?hot|extreme|peaked|spiky|sharp|almost 1|nearly 1|close to 1|winner|peaky|"
                 r"all the (mass|weight)|single (key|token)|dominates?|collaps|argmax",
             ),
             unless=r"uniform|negative",
@@ -388,7 +437,7 @@ POINTS = {
             ),
             unless=r"number of tokens|is d_model,|√512|sqrt\(512\)|d_model, so",
             against=r"\bd (is|=|means) (the )?(d_model(?! ?/)|(embedding|model|hidden) (dim|width|size)|512|"
-            r"(sequence )?length|number of)|√512|sqrt\(512\)",
+            r"(sequence )?length|number of)|√512|sqrt\(512\)|" + MODEL_WIDTH,
         ),
     ),
     "cache": (
@@ -401,7 +450,11 @@ POINTS = {
             ),
             unless=r"stor\w+ the quer|generated text",
             against=r"(caches?|stores?|keeps?|saves?) (the )?(past |old )?(quer|attention weights|scores|outputs?\b|"
-            r"(generated )?text)",
+            r"(generated )?text)|(cach|keep|stor|sav)\w* (all of |the )?(past )?"
+            + QUERIES_TOO
+            + "|"
+            + QUERIES_TOO
+            + r"( \w+){0,4} (are|get|is) (cached|kept|stored|saved)",
         ),
         Point(
             "a new token costs O(T) instead of O(T²)",
@@ -421,6 +474,7 @@ POINTS = {
             ),
             unless=r"not depend|T²|T\^2",
             against=r"(T²|T\^2|n²|n\^2) per",
+            items=(2 * 512, 2 * 512 * 1024),  # of a token, and of 1024
         ),
         Point(
             "reading it limits the speed",
@@ -515,7 +569,8 @@ POINTS = {
                 r"slice|number|feature|output|concat|dimension|part|channel|block|chunk|segment|come",
             ),
             unless=r"wrong shape|nothing would",
-            against=r"nothing (is|would be) lost|wrong shape",
+            against=r"nothing (is|would be) lost|wrong shape|^\W*nothing\b(?! (else|but|mixes))|"
+            r"(W_?o|projection|it) (is|would be) (optional|redundant|unnecessary|not needed)",
         ),
     ),
 }

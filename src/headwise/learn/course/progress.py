@@ -10,6 +10,7 @@ from typing import Any, Self
 from headwise.errors import OptionError
 from headwise.learn.course.exercise import Exercise, Part
 from headwise.learn.course.grading import Grade
+from headwise.learn.course.trial import RAISES
 from headwise.models.files import atomically
 
 FORMAT = "headwise course 1"
@@ -26,6 +27,7 @@ class Record:
         next: the part that was next to do at the last try.
         hints: the level of the last hint, by part.
         looked: whether the solution was shown before it was solved.
+        error: what the last try raised, if it raised an error.
     """
 
     tries: int = 0
@@ -34,6 +36,7 @@ class Record:
     next: str | None = None
     hints: dict[str, int] = dataclasses.field(default_factory=dict)
     looked: bool = False
+    error: str | None = None
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> Self:
@@ -42,7 +45,7 @@ class Record:
         words = (str, type(None))
         kinds: tuple[tuple[str, tuple[type, ...]], ...] = (
             ("tries", (int,)), ("best", (int, float)), ("solved", words), ("next", words), ("hints", (dict,)),
-            ("looked", (bool,)),
+            ("looked", (bool,)), ("error", words),
         )  # fmt: skip
         for name, kind in kinds:
             if not isinstance(getattr(record, name), kind):
@@ -73,6 +76,7 @@ class Progress:
         record.tries += 1
         record.best = max(record.best, grade.share)
         record.next = None if grade.next is None else grade.next.name
+        record.error = grade.next.words if grade.next is not None and grade.next.words.startswith(RAISES) else None
         if grade.right and record.solved is None:
             record.solved = datetime.date.today().isoformat()
         self.save()

@@ -1,9 +1,11 @@
 """Exercises 1 to 4: dot products and softmax, one head, the scale, the mask."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from headwise.learn.course.exercise import DocumentedCall, Exercise, Part, Space, WrongPartError, close, needs
 from headwise.learn.course.pieces import source
@@ -20,9 +22,25 @@ def _scores(space: Space) -> None:
     close(needs(space, "scores")(query, key), query @ key.T, "scores(query, key)")
 
 
+class _Calls(TorchFunctionMode):
+    """Remembers the functions of torch that are called, under any name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(getattr(func, "__name__", ""))
+        return func(*args, **(kwargs or {}))
+
+
 def _softmax(space: Space) -> None:
     scores = torch.randn(T, S)
-    close(needs(space, "softmax")(scores), scores.softmax(-1), "softmax(scores)")
+    with _Calls() as calls:
+        found = needs(space, "softmax")(scores)
+    close(found, scores.softmax(-1), "softmax(scores)")
+    if (own := min((name for name in calls.names if "softmax" in name), default=None)) is not None:
+        raise WrongPartError(f"it calls torch's {own}; here you write it yourself, with exp")
 
 
 def _large(space: Space) -> None:

@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import difflib
 import os
 import re
 import traceback
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +17,14 @@ import headwise
 from headwise.learn.course.exercise import DocumentedCall, MissingNameError, WrongPartError, returned
 
 INSTALLED = (str(Path(headwise.__file__).parent), str(Path(torch.__file__).parent), os.__file__[:-5], "<frozen")
-UNWRITTEN = "it is not written yet"
+UNWRITTEN, RAISES = "it is not written yet", "it raises "
 SEES_LATER = "a token sees later ones"
 WIDTHS = re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
 QUESTIONS = {
     "'(Linear|ModuleList|Dropout|Embedding|LayerNorm)'": "is a layer used that was not called?",
     "operator.invert": "is the mask boolean?",
     "return_types": "max and min give values and places; take .values",
+    "'NoneType' object": "does a function end without a return?",
 }
 Limit = Callable[[float], contextlib.AbstractContextManager[Any]]
 
@@ -71,6 +74,7 @@ class PartTrial:
     words: str = ""
     failure: ErrorPlace | None = None
     raised: bool = False
+    selfless: bool = False  # a method has no self, so that none of its lines does what it should
 
     @classmethod
     def of(cls, test: Callable[[], None], missing: str) -> "PartTrial":
@@ -88,18 +92,66 @@ class PartTrial:
         except SystemExit:
             return cls("it exits Python with exit() or quit()")
         except Exception as error:  # whatever the learner's code raises
-            words = f"it raises {type(error).__name__}: {_explained(str(error).rstrip('.'))}{place(error)}"
+            if (method := method_without_self(error)) is not None:
+                line = method.__code__.co_firstlineno
+                words = f"{method.__name__} has no self: the first parameter of a method is self (line {line})"
+                return cls(words, raised=True, selfless=True)
+            words = f"{RAISES}{type(error).__name__}: {_explained(error)}{place(error)}"
             return cls(words, failure_in(error), raised=True)
         return cls()
 
 
-def _explained(error: str) -> str:
+def _explained(error: Exception) -> str:
     """An error, with what it means where torch does not say it."""
-    widths = WIDTHS.search(error)
+    said = str(error).rstrip(".")
+    widths = WIDTHS.search(said)
     if widths is not None:
-        return f"{error}: rows of {widths[1]} numbers meet a matrix that takes {widths[2]}"
-    asked = next((question for words, question in QUESTIONS.items() if re.search(words, error)), "")
-    return f"{error}; {asked}" if asked else error
+        return f"{said}: rows of {widths[1]} numbers meet a matrix that takes {widths[2]}"
+    if (near := _meant(error)) is not None:
+        return f"{said}; did you mean {near}?"
+    asked = next((question for words, question in QUESTIONS.items() if re.search(words, said)), "")
+    return f"{said}; {asked}" if asked else said
+
+
+def _meant(error: Exception) -> str | None:
+    """The name that a misspelt one is close to: of the object, or of the variables where it is used."""
+    if not isinstance(error, AttributeError | NameError) or not error.name:
+        return None
+    known = {name for frame in frames(error) for name in (*frame.f_locals, *frame.f_globals)}
+    if isinstance(error, AttributeError):
+        layers = getattr(error.obj, "_modules", {})
+        known = {*dir(error.obj), *layers}
+    return next(iter(difflib.get_close_matches(error.name, [name for name in known if name[:2] != "__"], 1)), None)
+
+
+def frames(error: BaseException) -> Iterator[types.FrameType]:
+    """The calls that an error came through, of the learner's code."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if not frame.f_code.co_filename.startswith(INSTALLED):
+            yield frame
+
+
+def method_without_self(error: BaseException) -> types.FunctionType | None:
+    """The method that lacks self, if an error shows it.
+
+    Such a method is given one argument too many, or it names a self that it does not have.
+    """
+    whole = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [value for frame in whole for value in frame.f_locals.values() if isinstance(value, torch.nn.Module)]
+    refused = re.match(r"(?:\w+\.)*(\w+)\(\) takes (\d+) positional arguments? but (\d+) w", str(error))
+    for made in {type(module) for module in modules if not _is_installed(type(module))}:
+        for name, method in vars(made).items():
+            if not isinstance(method, types.FunctionType) or method.__code__.co_varnames[:1] == ("self",):
+                continue
+            is_refused = refused is not None and refused[1] == name and int(refused[3]) == int(refused[2]) + 1
+            runs = any(frame.f_code is method.__code__ for frame in whole)
+            if is_refused or (runs and "self" in method.__code__.co_names):
+                return method
+    return None
+
+
+def _is_installed(made: type) -> bool:
+    return made.__module__.partition(".")[0] in ("torch", "headwise")
 
 
 def failure_in(error: BaseException) -> ErrorPlace | None:

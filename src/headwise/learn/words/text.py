@@ -14,6 +14,7 @@ from headwise.view.terminal import wrapped
 from headwise.view.tokens import cut, fill, wide
 
 WORD = 9  # most columns of a word beside a row
+REASON = "it looks least at the first token"
 
 
 def words_text(steps: WordSteps, width: int = 80, head: int | None = None) -> str:
@@ -24,6 +25,7 @@ def words_text(steps: WordSteps, width: int = 80, head: int | None = None) -> st
         width: columns of the terminal.
         head: the head whose numbers are shown; by default the one that looks least at the first token.
     """
+    chosen = "" if head is not None or steps.own == 1 else f"Of {steps.own} heads, {REASON}; --head N shows another."
     head = _telling(steps.weights()) if head is None else head
     if not 0 <= head < steps.own:
         raise OptionError(f"--head {head}: the layer has heads 0 to {steps.own - 1}.")
@@ -37,6 +39,7 @@ def words_text(steps: WordSteps, width: int = 80, head: int | None = None) -> st
         *(line for note in steps.notes for line in textwrap.wrap(f"also: {note}", width)),
         "",
         f"HEAD {head} IN NUMBERS  a row is a token that looks, a column one it looks at",
+        *textwrap.wrap(chosen, width),
         *_squares(steps, head, width),
         "",
         "ALL HEADS  the weights (step 7), in percent; · is hidden or below 1",

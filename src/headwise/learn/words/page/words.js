@@ -432,7 +432,9 @@ function render() {
   align([...$("picture").children]);
   state.pinned = false;
   $("made").classList.add("idle");
-  $("made").replaceChildren(make("p", "how", "Point at a number, or tap it, to see what it is made of; click to hold it. ← and → move through the steps."));
+  const how = make("p", "how", "Point at a number, or tap it, to see what it is made of; click to hold it.");
+  how.append(make("span", "keys", " ← and → move through the steps."));
+  $("made").replaceChildren(how);
 }
 
 // Tables of all heads take the same width, so that they stand in columns.

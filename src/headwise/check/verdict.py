@@ -38,6 +38,12 @@ from headwise.errors import OptionError
 SINGLE_NAME = re.compile(r"single|one_?head", re.IGNORECASE)
 CANDIDATES = 3  # that are tried before giving up
 UNDEFINED = re.compile(r"AttributeError: module 'torch|TypeError: module\(\) takes")  # nothing of ours raises these
+# What is not said to be right beside a mistake, by how it starts.
+DENIED = {
+    "softmax-axis": ("rows sum", "softmax"), "contiguous": ("head split", "head merge"),
+    "form-mask": ("mask",), "mask-convention": ("mask",), "widths-confused": ("head",), "size-fixed": ("batches",),
+}  # fmt: skip
+ALWAYS_SAID = set(FAULTS)  # what the others measure is a part of the certificate, and means little outside it
 RANK = {"right": 3, "variant": 3, "partial": 3, "wrong": 2, "unfinished": 2, "unknown": 0}
 
 
@@ -137,7 +143,14 @@ def _take(report: Report, found: Examination) -> None:
     for note in dict.fromkeys(found.notes):
         if note.kind in lists:
             lists[note.kind].append(note.words)
+    if report.wrong:
+        report.good = [words for words in found.good(ALWAYS_SAID) if not _is_denied(words, report)]
     report.certificate = found.certificate()
+
+
+def _is_denied(words: str, report: Report) -> bool:
+    """Whether a mistake says the opposite."""
+    return any(words.startswith(start) for finding in report.wrong for start in DENIED.get(finding.name, ()))
 
 
 def _decide(report: Report, bound: Bound, reading: AttentionReading | None) -> None:

@@ -34,7 +34,7 @@ from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.objects import FunctionWithWeights, signature
 from headwise.check.proof import expected_output
 from headwise.check.reading import AttentionReading, pattern, read
-from headwise.check.trace import REPEATS, error_line, find_attention, is_deliberate
+from headwise.check.trace import COMPARES, REPEATS, error_line, find_attention, is_deliberate
 
 PLAIN_ERRORS = (AttributeError, NameError, TypeError, KeyError)
 WRONG_MEANING = {
@@ -48,7 +48,6 @@ LEFT_OUT = re.compile(
     r"#[^\n]*(?:mask[^\n]*(?:ignor|not used|unused|忽略|省略|未使用)|(?:ignor|unused|忽略|省略)[^\n]*mask)",
     re.IGNORECASE,
 )
-COMPARES = {"eq", "ne", "lt", "le", "gt", "ge", "logical_not", "bitwise_not"}
 JOINS = ("bitwise_", "logical_", "__or", "__and", "__xor")  # operations that put two masks together
 CAUSAL_FLAGS = ("causal", "is_causal", "masked", "mask", "use_mask", "causal_mask", "apply_mask", "use_causal_mask")
 CAUSAL_MISTAKES = {
@@ -264,7 +263,7 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
         yield Finding("mask-ignored", words, line, severity="fragile" if admitted else "")
     else:
         mixed = _mixes_samples(argument, bound)
-        yield from [mixed] if mixed is not None else _same_for_all(argument, reading)
+        yield from [mixed] if mixed is not None else _same_for_all(argument, bound, reading)
 
 
 def _acts_in_a_new_object(argument: MaskArgument, bound: Bound) -> bool:
@@ -349,13 +348,23 @@ def _lines(bound: Bound) -> set[int]:
     return {line for node in bound.trace.nodes for line in node.stack}
 
 
-def _same_for_all(argument: MaskArgument, reading: AttentionReading) -> Iterator[Finding]:
+def _first_nan(argument: MaskArgument, bound: Bound) -> int | None:
+    """The first line that computes something that is no number, in a call with a mask."""
+    tried = next(t for t in argument.tried if t.seen is not None)
+    nodes = bound.called({argument.name: tried.mask.clone()}).trace.nodes
+    return next((n.line for n in nodes if n.value.is_floating_point() and bool(n.value.isnan().any())), None)
+
+
+def _same_for_all(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
     """Different masks that all have one and the same effect."""
     tables = [t for t in argument.tried if t.meaning == "other"]
     seen = [t.seen for t in tables if t.seen is not None]
     meant = [t.meant for t in tables if t.meant is not None]
     different = bool(seen) and any(not torch.equal(table, meant[0]) for table in meant)
-    if different and all(torch.equal(table, seen[0]) for table in seen):
+    if different and not any(bool(table.any()) for table in seen) and (line := _first_nan(argument, bound)) is not None:
+        words = f"argument {argument.name}, shape {tables[0].shape}: the scores are NaN from this line on"
+        yield Finding("mask-nan", words, line)
+    elif different and all(torch.equal(table, seen[0]) for table in seen):
         words = f"argument {argument.name}: {len(seen)} different masks, one pattern of visible keys"
         yield Finding(
             "mask-content-ignored", f"{words} ({pattern(seen[0])})", tables[0].line or reading.core.softmax_line

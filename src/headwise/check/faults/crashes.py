@@ -232,7 +232,7 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
         findings += _repaired(bound.repaired, case)
         if bound.returned is None:
             findings.append(Finding("no-return", "", case.return_line()))
-        elif (turned := _turned_output(bound)) is not None:
+        elif (turned := _uncalled(bound) or _joined_along_tokens(bound) or _turned_output(bound)) is not None:
             findings.append(turned)
         else:
             report.doubts.append("what it returns does not have the shape (batch, tokens, width)")
@@ -243,6 +243,36 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
         report.verdict = "wrong" if any(f.severity == "wrong" for f in findings) else "unknown"
     report.findings = settled(findings)
     return report
+
+
+def _uncalled(bound: Bound) -> Finding | None:
+    """A layer or method that is returned in place of its result."""
+    returned = bound.returned if isinstance(bound.returned, tuple | list) else [bound.returned]
+    layer = next((part for part in returned if isinstance(part, nn.Module) or inspect.ismethod(part)), None)
+    if layer is None:
+        return None
+    own = bound.thing.named_modules() if isinstance(bound.thing, nn.Module) else ()
+    name = next((n for n, module in own if module is layer), getattr(layer, "__name__", ""))
+    line = bound.case.line_with(rf"(=|return\b).*self\.{re.escape(name)}\s*(#.*|,.*)?$") or bound.case.return_line()
+    return Finding("not-called", f"self.{name} is returned, not its result", line)
+
+
+def _joined_along_tokens(bound: Bound) -> Finding | None:
+    """An output with as many rows as heads times tokens."""
+    B, T = bound.inputs.query.shape[:2]
+    out = next(iter(leaves(bound.returned)), None)
+    if (
+        bound.form.layout != PLAIN
+        or out is None
+        or out.dim() != 3
+        or out.shape[0] != B
+        or out.shape[1] != bound.sizes.H * T
+    ):
+        return None
+    nodes = bound.trace.nodes
+    made = [n for n in nodes if n.value.shape[:2] == out.shape[:2] and n.line is not None]
+    words = f"the output has {out.shape[1]} rows for {T} tokens and {bound.sizes.H} heads"
+    return Finding("joined-along-tokens", words, made[0].line if made else bound.case.return_line())
 
 
 def _is_turned(value: Tensor, output: Tensor) -> bool:

@@ -459,6 +459,8 @@ def _crash(failure: Failure) -> Finding:
     """The error as a finding, by its own name where it has one."""
     error, words = failure.error, _error_words(failure.error, 160)
     name = "crashes"
+    if failure.explained is not None and not failure.made_layer:
+        return failure.explained
     if isinstance(error, NameError):
         name = "undefined-name"
     elif failure.called is not None and failure.made_layer:

@@ -42,3 +42,52 @@ def test_error_is_reported_by_its_cause(tmp_path, old, new, name, line):
 def test_words_name_what_should_have_met(tmp_path, old, new, words):
     found = only(judged(tmp_path, changed(RIGHT, (old, new))))
     assert words in found.detail
+
+
+METHODS = {
+    "forward without self": ("forward(self, query", "forward(query", "missing-self"),
+    "forward misspelled": ("def forward", "def foward", "misspelled-method"),
+    "init with single underscores": ("def __init__", "def _init_", "misspelled-method"),
+    "int for init": ("def __init__", "def __int__", "misspelled-method"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "name"), METHODS.values(), ids=METHODS)
+def test_method_that_cannot_be_called_is_named_with_its_line(tmp_path, old, new, name):
+    found = only(judged(tmp_path, changed(RIGHT, (old, new))))
+    assert found.name == name
+    assert new in found.text
+
+
+def test_helper_without_self_is_named_with_its_line(tmp_path):
+    helper = "def joined(x):\n        return x.transpose(1, 2).flatten(2)\n\n    def forward"
+    merged = "heads.transpose(1, 2).contiguous().view(batch, -1, self.num_heads * self.head_dim)"
+    text = changed(RIGHT, ("def forward", helper), (merged, "self.joined(heads)"))
+    assert (only(judged(tmp_path, text)).name, only(judged(tmp_path, text)).text) == ("missing-self", "def joined(x):")
+    static = changed(text, ("def joined", "@staticmethod\n    def joined"))
+    assert judged(tmp_path, static).verdict == "right"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name", "words"),
+    [
+        ("self.w_q(query)", "w_q(query)", "undefined-name", "self.w_q is set"),
+        ("SUPER", "self.register_buffer(table, torch.ones(2))", "undefined-name", 'in quotes: "table"'),
+        ("if mask is not None:", "if mask:", "tensor-as-condition", "argument mask"),
+        ("self.num_heads, self.head_dim =", "self.num_head, self.head_dim =", "missing-attribute", "self.num_head?"),
+    ],
+)
+def test_words_say_what_was_meant(tmp_path, old, new, name, words):
+    text = RIGHT.replace(
+        "super().__init__()", "super().__init__()\n        SUPER" if old == "SUPER" else "super().__init__()"
+    )
+    found = only(judged(tmp_path, changed(text, (old, new))))
+    assert found.name == name
+    assert words in found.detail
+
+
+def test_line_that_only_a_mask_reaches_is_named(tmp_path):
+    inside = "    weights = torch.softmax(scores, dim=-1)"
+    found = only(judged(tmp_path, changed(RIGHT, (inside, "    " + inside), ("weights = self.dropout(weights)\n", "\n"),
+                                          ("matmul(weights, v)", "matmul(self.dropout(weights), v)"))))  # fmt: skip
+    assert (found.name, found.text) == ("option-crashes", inside.strip())

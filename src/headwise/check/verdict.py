@@ -23,6 +23,7 @@ from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Ex
 from headwise.check.faults.chunks import in_one_chunk
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.questions import SINGLE, WEIGHTLESS
+from headwise.check.faults.spelling import text_mistakes
 from headwise.check.mistakes import Finding, settled
 from headwise.check.objects import tensors
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
@@ -52,6 +53,8 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
     start = time.monotonic()
     if build is None and call is None and is_core(case.target):
         return core_report(case, lambda layer: judge(layer, solution=solution))
+    if found := text_mistakes(case):
+        return _located(Report("wrong", case.name, findings=found, file=case.filename or ""), case)
     case.progress("binding")
     failures: list[Failure] = []
     bound = None if build is None and call is None else bind_as_told(case, build, call)
@@ -67,10 +70,7 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
     else:
         report = _judge_bound(bound)
     report = review(case, report)
-    for finding in report.findings:
-        finding.text = finding.text or case.text(finding.line)
-        if case.loaded is not None:
-            case.loaded.origin.locate(finding)
+    _located(report, case)
     if solution and case.assignment is not None:
         report.solution = case.assignment.solution()
     elif solution:
@@ -78,6 +78,15 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
     report.file, report.assumed = case.filename or "", list(getattr(case.target, "assumed", ()))
     report.left_out = [] if case.loaded is None else case.loaded.origin.left_out
     report.seconds = time.monotonic() - start
+    return report
+
+
+def _located(report: Report, case: Case) -> Report:
+    """The report with the text of every line, and the cell of a notebook."""
+    for finding in report.findings:
+        finding.text = finding.text or case.text(finding.line)
+        if case.loaded is not None:
+            case.loaded.origin.locate(finding)
     return report
 
 

@@ -14,6 +14,7 @@ from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, make_inputs
 from headwise.check.code.example import example_shape
 from headwise.check.code.intent import stated_meaning, stated_shapes
+from headwise.check.explain import condition
 from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.mask_meaning import (
     LENGTHS,
@@ -493,7 +494,10 @@ def _crash(argument: MaskArgument) -> Iterator[Finding]:
     if sure or plainly or (tried and always):
         likely = "(B,S)" if "pad" in plain(argument.name) else "(B,1,T,S)"
         first = next(iter([*sure, *(t for t in tried if t.shape == likely), *tried]))
-        yield Finding("mask-crashes", f"{type(first.error).__name__}: {first.error}", first.line)
+        if first.error is not None and (words := condition(first.error)):
+            yield Finding("tensor-as-condition", f"argument {argument.name}: {words}", first.line)
+        else:
+            yield Finding("mask-crashes", f"{type(first.error).__name__}: {first.error}", first.line)
 
 
 def _is_admitted(bound: Bound, reading: AttentionReading, name: str) -> bool:
@@ -522,8 +526,18 @@ def required_mask(bound: Bound, reading: AttentionReading | None) -> Found:
     failed = next((f for f in bound.failures if f.line is not None and f.called is not None), None)
     if names and failed is not None:
         words = f"{names[0]}=None, its default, raises {type(failed.error).__name__}: {failed.error}"
-        line = bound.case.enclosing_condition(failed.line) or failed.line
+        inside = _set_inside(bound, failed.error)
+        line = inside or bound.case.enclosing_condition(failed.line) or failed.line
+        words = f"without {names[0]}, this line is skipped, and its result is missing below" if inside else words
         yield Finding("option-crashes", words, line)
+
+
+def _set_inside(bound: Bound, error: BaseException) -> int | None:
+    """The line inside a condition, the only one that sets the local variable which a call has missed."""
+    match = re.search(r"local variable '(\w+)'", str(error)) if isinstance(error, UnboundLocalError) else None
+    name, tree = match[1] if match else None, ast.parse(bound.case.source)
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and any(ast.unparse(t) == name for t in n.targets)]
+    return found[0].lineno if len(found) == 1 else None
 
 
 def _without(bound: Bound, names: list[str]) -> Bound | None:

@@ -270,6 +270,8 @@ def _scale_words(total: float, D: int) -> str:
     right = f"√{D} = {math.sqrt(D):.3f}, the root of the head width"
     if near(total, 1.0) or total == 0:
         return f"they should be divided by {right}"
+    if near(total, math.sqrt(D)):
+        return f"they are multiplied by {total:.4g}, where they should be divided by {right}"
     divisor, square = 1 / total, round(1 / total**2)
     root = square > 1 and divisor > 0 and near(divisor**2, square) and not near(divisor, round(divisor))
     return f"they are divided by {f'√{square} = ' if root else ''}{divisor:.4g}, not by {right}"

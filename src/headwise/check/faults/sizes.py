@@ -262,11 +262,12 @@ def _constant_in_place_of_argument(bound: Bound) -> tuple[str, int] | None:
     """A size that the constructor takes as an argument, and sets to a number of its own: in words, with the line."""
     taken = {constructor_role(p.name): p.name for p in parameters_of(bound.case.target)}
     for node in ast.walk(ast.parse(bound.case.source)):
-        named = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute)
-        if named and isinstance(node.value, ast.Constant) and type(node.value.value) is int:
-            name = taken.get(constructor_role(node.targets[0].attr) or "")
-            if name is not None and constructor_role(name) in SIZE_ROLES:
-                return f"the constructor takes {name} and uses {node.value.value} in its place", node.lineno
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Constant):
+            continue
+        target, number = node.targets[0], node.value.value
+        name = taken.get(constructor_role(target.attr)) if isinstance(target, ast.Attribute) else None
+        if name is not None and type(number) is int and constructor_role(name) in SIZE_ROLES:
+            return f"the constructor takes {name} and uses {number} in its place", node.lineno
     return None
 
 

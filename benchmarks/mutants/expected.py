@@ -19,7 +19,8 @@ ROLES = (
 )  # fmt: skip
 CRASHES = (
     "crashes", "undefined-", "missing-", "contiguous", "mask-crashes", "cross-length", "grouped-", "buffer-",
-    "beyond-buffer", "backward-", "no-return", "sizes", "size", "option-",
+    "beyond-buffer", "backward-", "no-return", "sizes", "size", "option-", "not-called", "misspelled-", "float-size",
+    "root-of-number", "tensor-as-condition", "unknown-name", "product-axes", "view-sizes", "joined-",
 )  # fmt: skip
 RETURNS = ("no-return", "weights-", "returned", "returns", "output-", "scores-")
 
@@ -44,7 +45,7 @@ SUBJECTS = (
 
 BY_OPERATOR = {
     "missing-import": ("missing-import", "undefined-"),
-    "misspell": ("missing-", "undefined-", "crashes", "mask-crashes"),
+    "misspell": ("missing-", "undefined-", "unknown-name", "misspelled-", "crashes", "mask-crashes"),
     "swap-name": ROLES, "swap-attribute": ROLES, "swap-arguments": ROLES,
     "drop-call": (), "add-call": ROLES, "delete-statement": ROLES, "repeat-statement": ROLES,
     "wrong-branch": (*RETURNS, "mask", "causal", "dropout", "option-", "wrong-role"),

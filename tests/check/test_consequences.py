@@ -132,3 +132,37 @@ def test_head_of_a_class_with_layers_is_told_to_apply_them(tmp_path):
     text = RIGHT[: RIGHT.index("        batch =")] + "        pass\n"
     report = judged(tmp_path, text)
     assert (report.verdict, report.hint) == ("unfinished", "The layers are there; apply each of them to its input.")
+
+
+@pytest.mark.parametrize("after", ["", ", diagonal=1"])
+def test_triangle_of_the_wrong_side_is_one_mistake_at_the_line_that_makes_it(tmp_path, after):
+    text = changed(write("fused"), ("block_size)))", f"block_size){after}))"), ("[:T, :T] == 0", "[:T, :T].bool()"))
+    found = only(judged(tmp_path, text))
+    assert found.name == "causal-inverted"
+    assert "tril" in found.text
+    assert "and not token 0" in found.detail
+
+
+def test_mask_that_is_multiplied_with_infinity_is_named_where_the_scores_become_nan(tmp_path):
+    filled, added = 'scores = scores.masked_fill(mask == 0, float("-inf"))', 'scores = scores + mask * float("-inf")'
+    text = changed(RIGHT, (filled, added), ("self.dropout(weights)", "self.dropout(weights.nan_to_num())"))
+    found = only(judged(tmp_path, text))
+    assert (found.name, found.text) == ("mask-nan", added)
+
+
+def test_key_made_from_a_projected_query_is_one_mistake(tmp_path):
+    projected = PROJECTED.replace("        q = self.w_q(query)", "        query = self.w_q(query)\n        q = query")
+    found = only(judged(tmp_path, changed(RIGHT, (PROJECTED, projected.replace("self.w_k(key)", "self.w_k(query)")))))
+    assert (found.name, found.text[:4]) == ("wrong-role", "k = ")
+
+
+def test_what_is_said_to_be_right_does_not_contradict_the_mistake(tmp_path):
+    report = judged(tmp_path, changed(RIGHT, (".contiguous().view(batch", ".view(batch")))
+    assert only(report).name == "contiguous"
+    assert "head merge" not in report.good
+    wide = changed(
+        RIGHT, ("num_heads * self.head_dim)", "w_o.in_features)"), ("softmax(scores, dim=-1)", "softmax(scores, dim=1)")
+    )
+    report = judged(tmp_path, changed(wide, ("return self.w_o(merged)", "return self.w_o(merged), weights")))
+    assert only(report).name == "softmax-axis"
+    assert not [words for words in report.good if "sum to one" in words]

@@ -22,6 +22,7 @@ from headwise.check.code.constants import SIZE_ROLES, constants, restore, write
 from headwise.check.code.names import names_used
 from headwise.check.environment import Repaired, Repairs, double_by_default, quiet
 from headwise.check.fits import same
+from headwise.check.mistakes import Finding
 from headwise.check.objects import FunctionWithWeights, modules, signature, tensors
 from headwise.check.trace import (
     AttentionNodes,
@@ -50,6 +51,7 @@ class Failure:
     refuses_all: bool = False  # the constructor raised at every setting of the sizes
     deliberate: bool = False  # a `raise` of the learner's or of a library
     made_layer: bool = False  # it failed while making a layer
+    explained: Finding | None = None  # its cause, where it has a name
     confused: bool = False  # a layer that takes the width of a head was given the whole input
 
     def __post_init__(self) -> None:

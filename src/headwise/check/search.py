@@ -41,6 +41,7 @@ from headwise.check.code.names import globals_read
 from headwise.check.code.stubs import Stub
 from headwise.check.configuration import own_configuration
 from headwise.check.environment import Repaired, Repairs, double_by_default, quiet
+from headwise.check.explain import explained
 from headwise.check.objects import FunctionWithWeights, entry, modules, signature
 from headwise.check.trace import (
     PRODUCTS,
@@ -217,7 +218,8 @@ class Search:
             raise  # another attempt would not help
         except Exception as error:  # whatever a learner's code raises is a result
             line = error_line(error, self.case.filename)
-            self.failures.append(Failure(built.text, None, error, line, repaired, built.certain))
+            cause = explained(error, self.case.filename, sizes)
+            self.failures.append(Failure(built.text, None, error, line, repaired, built.certain, explained=cause))
             return None
         self.widths += [m.in_features for m in modules(thing) if isinstance(m, nn.Linear)][:50]
         self.shapes += _own_heads(thing, sizes)
@@ -257,12 +259,14 @@ class Search:
         width = "shapes cannot be multiplied" in str(error)  # perhaps because of a size that we guessed
         sizes_known = built.guessed <= 1 and built.config is None  # a configuration's numbers may be related otherwise
         tables = (node.value.shape[-2:] for node in trace.softmax_nodes()) if sizes_known else ()
+        line = blamed_line(error, trace, self.case.filename, sizes)
         return Failure(
             built.text,
             form.words(),
             error,
-            blamed_line(error, trace, self.case.filename, sizes),
+            line,
             instance.repaired,
+            explained=explained(error, self.case.filename, sizes, line) if form.layout == PLAIN else None,
             natural=form.natural and (built.certain or (projected and not width)),
             guessed=form.fixed_tensor,
             without=bool(form.fixed) and all(value is None for value in form.fixed.values()),

@@ -23,6 +23,7 @@ from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Ex
 from headwise.check.faults.chunks import in_one_chunk
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.questions import SINGLE, WEIGHTLESS
+from headwise.check.faults.spelling import text_mistakes
 from headwise.check.mistakes import Finding, settled
 from headwise.check.objects import tensors
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
@@ -38,6 +39,12 @@ from headwise.errors import OptionError
 SINGLE_NAME = re.compile(r"single|one_?head", re.IGNORECASE)
 CANDIDATES = 3  # that are tried before giving up
 UNDEFINED = re.compile(r"AttributeError: module 'torch|TypeError: module\(\) takes")  # nothing of ours raises these
+# What is not said to be right beside a mistake, by how it starts.
+DENIED = {
+    "softmax-axis": ("rows sum", "softmax"), "contiguous": ("head split", "head merge"),
+    "form-mask": ("mask",), "mask-convention": ("mask",), "widths-confused": ("head",), "size-fixed": ("batches",),
+}  # fmt: skip
+ALWAYS_SAID = set(FAULTS)  # what the others measure is a part of the certificate, and means little outside it
 RANK = {"right": 3, "variant": 3, "partial": 3, "wrong": 2, "unfinished": 2, "unknown": 0}
 
 
@@ -46,6 +53,8 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
     start = time.monotonic()
     if build is None and call is None and is_core(case.target):
         return core_report(case, lambda layer: judge(layer, solution=solution))
+    if found := text_mistakes(case):
+        return _located(Report("wrong", case.name, findings=found, file=case.filename or ""), case)
     case.progress("binding")
     failures: list[Failure] = []
     bound = None if build is None and call is None else bind_as_told(case, build, call)
@@ -61,10 +70,7 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
     else:
         report = _judge_bound(bound)
     report = review(case, report)
-    for finding in report.findings:
-        finding.text = finding.text or case.text(finding.line)
-        if case.loaded is not None:
-            case.loaded.origin.locate(finding)
+    _located(report, case)
     if solution and case.assignment is not None:
         report.solution = case.assignment.solution()
     elif solution:
@@ -72,6 +78,15 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
     report.file, report.assumed = case.filename or "", list(getattr(case.target, "assumed", ()))
     report.left_out = [] if case.loaded is None else case.loaded.origin.left_out
     report.seconds = time.monotonic() - start
+    return report
+
+
+def _located(report: Report, case: Case) -> Report:
+    """The report with the text of every line, and the cell of a notebook."""
+    for finding in report.findings:
+        finding.text = finding.text or case.text(finding.line)
+        if case.loaded is not None:
+            case.loaded.origin.locate(finding)
     return report
 
 
@@ -137,7 +152,14 @@ def _take(report: Report, found: Examination) -> None:
     for note in dict.fromkeys(found.notes):
         if note.kind in lists:
             lists[note.kind].append(note.words)
+    if report.wrong:
+        report.good = [words for words in found.good(ALWAYS_SAID) if not _is_denied(words, report)]
     report.certificate = found.certificate()
+
+
+def _is_denied(words: str, report: Report) -> bool:
+    """Whether a mistake says the opposite."""
+    return any(words.startswith(start) for finding in report.wrong for start in DENIED.get(finding.name, ()))
 
 
 def _decide(report: Report, bound: Bound, reading: AttentionReading | None) -> None:

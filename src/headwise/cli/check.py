@@ -109,7 +109,7 @@ def show(report: Report) -> None:
     for line in (part for whole in report.lines() for part in wrapped(whole, out.width)):
         out.print(_colored(line), soft_wrap=True)
     if report.solution:
-        out.print()
+        out.print("\nA correct class:\n", markup=False)
         out.print(report.solution, markup=False, soft_wrap=True)
 
 

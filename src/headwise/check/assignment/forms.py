@@ -161,5 +161,6 @@ def find_form(name: str) -> Assignment:
     'forward(Q, K, V, mask=None)'
     """
     if name not in ASSIGNMENTS:
-        raise OptionError(f"no assignment is called {name!r}. Known: {', '.join(ASSIGNMENTS)}.")
+        wrapper = " A list of heads side by side is judged by book." if name in ("wrapper", "list") else ""
+        raise OptionError(f"no assignment is called {name!r}. Known: {', '.join(ASSIGNMENTS)}.{wrapper}")
     return ASSIGNMENTS[name]

@@ -6,7 +6,7 @@ explains. Imports all of `check` but `verdict`.
 """
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from headwise.check.binding import Bound
 from headwise.check.faults import (
@@ -198,6 +198,13 @@ class Examination:
     def wrong(self) -> bool:
         """Whether a mistake was found."""
         return any(finding.severity == "wrong" for finding in self.findings)
+
+    def good(self, faults: Collection[Fault]) -> list[str]:
+        """What these faults found to be right, where the same one found nothing wrong."""
+        asked = [found for fault, found in self.by_fault.items() if fault in faults]
+        right = [f for f in asked if not any(isinstance(r, Finding) and r.severity == "wrong" for r in f)]
+        words = (r.words for found in right for r in found if isinstance(r, Note) and r.kind == "good")
+        return list(dict.fromkeys(words))
 
     def ask(self, bound: Bound, reading: AttentionReading | None, faults: Iterable[Fault]) -> None:
         """Run these faults, in order."""

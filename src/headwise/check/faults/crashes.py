@@ -7,7 +7,7 @@ import ast
 import builtins
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from headwise.check.code.case import Case
 from headwise.check.code.intent import states_one_token
 from headwise.check.code.names import globals_read, imports_missing_in_siblings, names_used, stand_ins_used
 from headwise.check.environment import Repaired
+from headwise.check.explain import nearest
 from headwise.check.mistakes import Finding, Found, settled
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report
@@ -92,7 +93,14 @@ def _unset_attributes(definition: ast.ClassDef, cls: type) -> Iterator[Finding]:
     for node in sorted(read, key=lambda node: node.lineno):
         missing.setdefault(node.attr, node.lineno)
     if missing:
-        yield Finding("missing-attribute", ", ".join(f"self.{name}" for name in missing), min(missing.values()))
+        yield Finding("missing-attribute", _attributes(missing, definition), min(missing.values()))
+
+
+def _attributes(names: Iterable[str], definition: ast.ClassDef | None) -> str:
+    """Attributes that were never set, each with the one that was probably meant."""
+    known = set() if definition is None else {*_set_attributes(definition)} - {*names}
+    near = {name: nearest(name, known) for name in names}
+    return ", ".join(f"self.{name}" + (f" (did you mean self.{near[name]}?)" if near[name] else "") for name in names)
 
 
 def _of_self(definition: ast.ClassDef) -> Iterator[ast.Attribute]:
@@ -132,7 +140,26 @@ def _undefined_names(tree: ast.Module, case: Case) -> Iterator[Finding]:
     bound |= set() if case.loaded is None else set(case.loaded.missing_imports)  # reported as missing imports
     missing = {name: line for name, line in globals_read(case.target).items() if name not in bound}
     if missing:
-        yield Finding("undefined-name", ", ".join(missing), min(missing.values()))
+        yield Finding("undefined-name", _named(missing, case), min(missing.values()))
+
+
+def _named(names: Iterable[str], case: Case) -> str:
+    """Names that are not defined, each with what was probably meant."""
+    return ", ".join(f"{name}{_meant(name, case)}" for name in names)
+
+
+def _meant(name: str, case: Case) -> str:
+    """What a name that is not defined was probably meant to be, in words; empty where nothing is near."""
+    tree = ast.parse(case.source)
+    calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute))
+    registered = [n.args[0] for n in calls if n.args and getattr(n.func, "attr", "") in REGISTERING]
+    if any(isinstance(first, ast.Name) and first.id == name for first in registered):
+        return f' (a name that is registered stands in quotes: "{name}")'
+    definition = definition_of(tree, getattr(case.target, "__name__", ""))
+    if definition is not None and name in set(_set_attributes(definition)):
+        return f" (self.{name} is set; self. is missing here)"
+    near = nearest(name, {*_bound_names(tree), *(n.arg for n in ast.walk(tree) if isinstance(n, ast.arg))} - {name})
+    return f" (did you mean {near}?)" if near else ""
 
 
 def _bound_names(tree: ast.AST) -> Iterator[str]:
@@ -202,9 +229,10 @@ def _repaired(repairs: Repaired, case: Case) -> Iterator[Finding]:
     assigned = set() if case.loaded is None else case.loaded.assigned  # a name that the file assigns is no fault
     unknown = {name: line for name, line in repairs.names.items() if name not in assigned}
     if unknown:
-        yield Finding("undefined-name", ", ".join(unknown), next(iter(unknown.values())))
+        yield Finding("undefined-name", _named(unknown, case), next(iter(unknown.values())))
     if repairs.attributes:
-        words = ", ".join(f"self.{name}" for name in repairs.attributes)
+        definition = definition_of(ast.parse(case.source), getattr(case.target, "__name__", ""))
+        words = _attributes(repairs.attributes, definition)
         yield Finding("missing-attribute", words, next(iter(repairs.attributes.values())))
     if "contiguous" in repairs.lines:
         yield Finding("contiguous", "", repairs.lines["contiguous"])
@@ -227,12 +255,12 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
     findings = [*_supplied(case), *missing_base(case), *_failed_imports(case)]
     if own is not None:
         report.subject, report.call = own.built, "" if own.called is None else f"forward({own.called})"
-        findings += [*_repaired(own.repaired, case), _crash(own)]
+        findings += [*_repaired(own.repaired, case), _crash(own, case)]
     elif bound is not None:
         findings += _repaired(bound.repaired, case)
         if bound.returned is None:
             findings.append(Finding("no-return", "", case.return_line()))
-        elif (turned := _turned_output(bound)) is not None:
+        elif (turned := _uncalled(bound) or _joined_along_tokens(bound) or _turned_output(bound)) is not None:
             findings.append(turned)
         else:
             report.doubts.append("what it returns does not have the shape (batch, tokens, width)")
@@ -243,6 +271,36 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
         report.verdict = "wrong" if any(f.severity == "wrong" for f in findings) else "unknown"
     report.findings = settled(findings)
     return report
+
+
+def _uncalled(bound: Bound) -> Finding | None:
+    """A layer or method that is returned in place of its result."""
+    returned = bound.returned if isinstance(bound.returned, tuple | list) else [bound.returned]
+    layer = next((part for part in returned if isinstance(part, nn.Module) or inspect.ismethod(part)), None)
+    if layer is None:
+        return None
+    own = bound.thing.named_modules() if isinstance(bound.thing, nn.Module) else ()
+    name = next((n for n, module in own if module is layer), getattr(layer, "__name__", ""))
+    line = bound.case.line_with(rf"(=|return\b).*self\.{re.escape(name)}\s*(#.*|,.*)?$") or bound.case.return_line()
+    return Finding("not-called", f"self.{name} is returned, not its result", line)
+
+
+def _joined_along_tokens(bound: Bound) -> Finding | None:
+    """An output with as many rows as heads times tokens."""
+    B, T = bound.inputs.query.shape[:2]
+    out = next(iter(leaves(bound.returned)), None)
+    if (
+        bound.form.layout != PLAIN
+        or out is None
+        or out.dim() != 3
+        or out.shape[0] != B
+        or out.shape[1] != bound.sizes.H * T
+    ):
+        return None
+    nodes = bound.trace.nodes
+    made = [n for n in nodes if n.value.shape[:2] == out.shape[:2] and n.line is not None]
+    words = f"the output has {out.shape[1]} rows for {T} tokens and {bound.sizes.H} heads"
+    return Finding("joined-along-tokens", words, made[0].line if made else bound.case.return_line())
 
 
 def _is_turned(value: Tensor, output: Tensor) -> bool:
@@ -436,12 +494,15 @@ def _end(failure: Failure) -> tuple[type, int | None]:
     return type(failure.error), failure.line
 
 
-def _crash(failure: Failure) -> Finding:
+def _crash(failure: Failure, case: Case) -> Finding:
     """The error as a finding, by its own name where it has one."""
     error, words = failure.error, _error_words(failure.error, 160)
     name = "crashes"
+    if failure.explained is not None and not failure.made_layer:
+        return failure.explained
     if isinstance(error, NameError):
         name = "undefined-name"
+        words = _named([error.name], case) if error.name and not isinstance(error, UnboundLocalError) else words
     elif failure.called is not None and failure.made_layer:
         name = "layers-in-forward"
     elif "view size is not compatible" in str(error):

@@ -15,6 +15,7 @@ from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, make_inputs
 from headwise.check.code.example import example_shape
 from headwise.check.code.intent import stated_meaning, stated_shapes
+from headwise.check.explain import condition
 from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.mask_meaning import (
     LENGTHS,
@@ -35,7 +36,7 @@ from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.objects import FunctionWithWeights, signature
 from headwise.check.proof import expected_output
 from headwise.check.reading import AttentionReading, pattern, read
-from headwise.check.trace import REPEATS, error_line, find_attention, is_deliberate
+from headwise.check.trace import COMPARES, REPEATS, error_line, find_attention, is_deliberate
 
 PLAIN_ERRORS = (AttributeError, NameError, TypeError, KeyError)
 WRONG_MEANING = {
@@ -49,7 +50,6 @@ LEFT_OUT = re.compile(
     r"#[^\n]*(?:mask[^\n]*(?:ignor|not used|unused|忽略|省略|未使用)|(?:ignor|unused|忽略|省略)[^\n]*mask)",
     re.IGNORECASE,
 )
-COMPARES = {"eq", "ne", "lt", "le", "gt", "ge", "logical_not", "bitwise_not"}
 JOINS = ("bitwise_", "logical_", "__or", "__and", "__xor")  # operations that put two masks together
 CAUSAL_FLAGS = ("causal", "is_causal", "masked", "mask", "use_mask", "causal_mask", "apply_mask", "use_causal_mask")
 CAUSAL_MISTAKES = {
@@ -270,7 +270,7 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
         yield Finding("mask-ignored", words, line, severity="fragile" if admitted else "")
     else:
         mixed = _mixes_samples(argument, bound)
-        yield from [mixed] if mixed is not None else _same_for_all(argument, reading)
+        yield from [mixed] if mixed is not None else _same_for_all(argument, bound, reading)
 
 
 def _acts_in_a_new_object(argument: MaskArgument, bound: Bound) -> bool:
@@ -355,13 +355,23 @@ def _lines(bound: Bound) -> set[int]:
     return {line for node in bound.trace.nodes for line in node.stack}
 
 
-def _same_for_all(argument: MaskArgument, reading: AttentionReading) -> Iterator[Finding]:
+def _first_nan(argument: MaskArgument, bound: Bound) -> int | None:
+    """The first line that computes something that is no number, in a call with a mask."""
+    tried = next(t for t in argument.tried if t.seen is not None)
+    nodes = bound.called({argument.name: tried.mask.clone()}).trace.nodes
+    return next((n.line for n in nodes if n.value.is_floating_point() and bool(n.value.isnan().any())), None)
+
+
+def _same_for_all(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
     """Different masks that all have one and the same effect."""
     tables = [t for t in argument.tried if t.meaning == "other"]
     seen = [t.seen for t in tables if t.seen is not None]
     meant = [t.meant for t in tables if t.meant is not None]
     different = bool(seen) and any(not torch.equal(table, meant[0]) for table in meant)
-    if different and all(torch.equal(table, seen[0]) for table in seen):
+    if different and not any(bool(table.any()) for table in seen) and (line := _first_nan(argument, bound)) is not None:
+        words = f"argument {argument.name}, shape {tables[0].shape}: the scores are NaN from this line on"
+        yield Finding("mask-nan", words, line)
+    elif different and all(torch.equal(table, seen[0]) for table in seen):
         words = f"argument {argument.name}: {len(seen)} different masks, one pattern of visible keys"
         yield Finding(
             "mask-content-ignored", f"{words} ({pattern(seen[0])})", tables[0].line or reading.core.softmax_line
@@ -481,7 +491,10 @@ def _crash(argument: MaskArgument) -> Iterator[Finding]:
     if sure or plainly or (tried and always):
         likely = "(B,S)" if "pad" in plain(argument.name) else "(B,1,T,S)"
         first = next(iter([*sure, *(t for t in tried if t.shape == likely), *tried]))
-        yield Finding("mask-crashes", f"{type(first.error).__name__}: {first.error}", first.line)
+        if first.error is not None and (words := condition(first.error)):
+            yield Finding("tensor-as-condition", f"argument {argument.name}: {words}", first.line)
+        else:
+            yield Finding("mask-crashes", f"{type(first.error).__name__}: {first.error}", first.line)
 
 
 def _is_admitted(bound: Bound, reading: AttentionReading, name: str) -> bool:
@@ -510,8 +523,18 @@ def required_mask(bound: Bound, reading: AttentionReading | None) -> Found:
     failed = next((f for f in bound.failures if f.line is not None and f.called is not None), None)
     if names and failed is not None:
         words = f"{names[0]}=None, its default, raises {type(failed.error).__name__}: {failed.error}"
-        line = bound.case.enclosing_condition(failed.line) or failed.line
+        inside = _set_inside(bound, failed.error)
+        line = inside or bound.case.enclosing_condition(failed.line) or failed.line
+        words = f"without {names[0]}, this line is skipped, and its result is missing below" if inside else words
         yield Finding("option-crashes", words, line)
+
+
+def _set_inside(bound: Bound, error: BaseException) -> int | None:
+    """The line inside a condition, the only one that sets the local variable which a call has missed."""
+    match = re.search(r"local variable '(\w+)'", str(error)) if isinstance(error, UnboundLocalError) else None
+    name, tree = match[1] if match else None, ast.parse(bound.case.source)
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and any(ast.unparse(t) == name for t in n.targets)]
+    return found[0].lineno if len(found) == 1 else None
 
 
 def _without(bound: Bound, names: list[str]) -> Bound | None:

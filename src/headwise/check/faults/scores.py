@@ -13,7 +13,7 @@ from headwise.check.arguments import constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.code.choices import compared
 from headwise.check.code.intent import states_slopes, states_strict
-from headwise.check.faults.questions import PARTIAL, asked_heads, has_effect, near, of_stages, triangle_line
+from headwise.check.faults.questions import PARTIAL, asked_heads, has_effect, listed, near, of_stages, triangle_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.objects import modules, signature, tensors
@@ -67,8 +67,13 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
     else:
         yield Finding("softmax-axis", f"weights sum to 1 over {scores.axis}, not over keys", core.softmax_line)
     if scores.empty is not None and int(scores.empty[0, 0].sum()) > 1:
-        words = f"without any mask argument, {int(scores.empty[0, 0].sum())} rows of weights in a table are NaN"
-        yield Finding("mask-nan", words, core.pattern_line(False, nan=True) or core.mask_line() or core.softmax_line)
+        rows, line = int(scores.empty[0, 0].sum()), core.pattern_line(False, nan=True) or core.mask_line()
+        if core.hides_rows():
+            words = f"{rows} of {scores.empty.shape[-1]} queries see no key at all"
+            yield Finding("mask-hides-all", words, triangle_line(bound.case, reading) or line or core.softmax_line)
+        else:
+            words = f"without any mask argument, {rows} rows of weights in a table are NaN"
+            yield Finding("mask-nan", words, line or core.softmax_line)
     if scores.after == "random":
         line = bound.case.keyword_line(core.trace.dropout_line(), "drop|training")
         yield Finding("dropout-in-eval", "weights are dropped at random after eval()", line)
@@ -265,6 +270,8 @@ def _scale_words(total: float, D: int) -> str:
     right = f"√{D} = {math.sqrt(D):.3f}, the root of the head width"
     if near(total, 1.0) or total == 0:
         return f"they should be divided by {right}"
+    if near(total, math.sqrt(D)):
+        return f"they are multiplied by {total:.4g}, where they should be divided by {right}"
     divisor, square = 1 / total, round(1 / total**2)
     root = square > 1 and divisor > 0 and near(divisor**2, square) and not near(divisor, round(divisor))
     return f"they are divided by {f'√{square} = ' if root else ''}{divisor:.4g}, not by {right}"
@@ -307,8 +314,9 @@ def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
     if kind == "causal":
         yield Note("variant", "a built-in causal mask")
     elif kind in ("future", "later"):
-        where = made or triangle_line(bound.case, reading) or line
-        yield Finding("causal-inverted", "a token sees the tokens after it and not those before", where)
+        triangle = triangle_line(bound.case, reading)
+        where = made if reading.core.mask_is_turned() else triangle  # a table that is used as it was made
+        yield Finding("causal-inverted", _reversed_words(reading), where or made or triangle or line)
     elif kind == "strict" and (said := states_strict(bound.case)) is not None:
         yield Note("variant", f"a built-in causal mask that hides a token from itself, as line {said} says")
     elif kind == "strict":
@@ -319,6 +327,12 @@ def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("causal-off-by-one", "a token sees the one after it", where)
     elif kind != "full":
         yield from _other_pattern(bound, reading, line)
+
+
+def _reversed_words(reading: AttentionReading) -> str:
+    """What the second query sees, as an example."""
+    seen = reading.visible[0, 0][1].nonzero().flatten().tolist()
+    return f"token 1 sees token {listed([str(i) for i in seen])}, and not token 0" if seen else ""
 
 
 def _other_pattern(bound: Bound, reading: AttentionReading, line: int | None) -> Found:

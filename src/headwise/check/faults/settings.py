@@ -18,7 +18,7 @@ from headwise.check.code.choices import annotated, compared, kept_as
 from headwise.check.configuration import ABSENT, uses_of
 from headwise.check.faults.masks import CAUSAL_FLAGS
 from headwise.check.faults.options import doubts, returned_with
-from headwise.check.faults.questions import near
+from headwise.check.faults.questions import near, role_in
 from headwise.check.faults.stages import stage_findings
 from headwise.check.faults.training import unused_twins
 from headwise.check.fits import same
@@ -57,6 +57,10 @@ def constructor_options(bound: Bound, reading: AttentionReading | None) -> Found
 def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, value: Any) -> Found:
     """What is wrong with the same class and another value of one option."""
     words = f"{name}={value!r}"
+    if _is_bias(name) and (kept := _kept_bias(bound if value else other, name)) is not None:
+        line = bound.case.line_of_attribute(kept.rpartition(".")[0])
+        yield Finding("option-ignored", f"{name}=False leaves {kept}", line)
+        return
     if plain(name) == "batchfirst" and not bound.gives(other.output):
         shape = "(batch, tokens, width)" if value else "(tokens, batch, width)"
         said = f"{words}: an input of {shape} does not give the same result"
@@ -206,6 +210,14 @@ def _failed_option(bound: Bound, name: str, words: str, error: Exception) -> Fou
 
 def _is_bias(name: str) -> bool:
     return constructor_role(name) == "bias" and not re.search(r"pos|rel|alibi|attn|attention|add", plain(name))
+
+
+def _kept_bias(off: Bound, name: str) -> str | None:
+    """A bias of query, key or value that is left without biases, where others are gone or the name means all three."""
+    held = {n: role_in(n) for n, t in tensors(off.thing).items() if t.dim() == 1 and n.endswith(".bias")}
+    left = {n: role for n, role in held.items() if role is not None}
+    every = "qkv" in plain(name) or len(set(left.values())) < len({role_in(n) for n in tensors(off.thing)} - {None})
+    return next(iter(left), None) if every else None
 
 
 def _is_own_error(bound: Bound, error: Exception) -> bool:

@@ -124,8 +124,9 @@ def pattern(visible: Tensor) -> str:
         "causal": ones.tril(), "strict": ones.tril(-1), "ahead": ones.tril(1),
         "future": ones.triu(), "later": ones.triu(1),
     }  # fmt: skip
+    shapes |= {f"later by {k}": ones.triu(k) for k in range(2, T)}
     for name, expected in shapes.items():
         rows = expected.any(-1)  # rows that see nothing come out as even weights in some code, as NaN in other
-        if bool((table[rows] == expected[rows]).all()):
-            return name
+        if bool((table[rows] == expected[rows]).all()) and int(rows.sum()) > 1:
+            return name.partition(" ")[0]
     return "causal and more" if bool((table <= ones.tril()).all()) else "other"

@@ -8,6 +8,7 @@ from headwise.check.trace.core import Core
 from headwise.check.trace.finder import AttentionNodes, find_attention, unnormalized_scores
 from headwise.check.trace.recorder import (
     ARITHMETIC,
+    COMPARES,
     PRODUCTS,
     RANDOM,
     REPEATS,
@@ -23,7 +24,7 @@ from headwise.check.trace.recorder import (
 )
 
 __all__ = [
-    "ARITHMETIC", "PRODUCTS", "RANDOM", "REPEATS", "SWAPS", "VIEWS", "AttentionNodes", "Core", "Node", "TooLongError",
-    "Trace", "error_line", "find_attention", "in_layer_constructor", "is_deliberate", "learner_line",
+    "ARITHMETIC", "COMPARES", "PRODUCTS", "RANDOM", "REPEATS", "SWAPS", "VIEWS", "AttentionNodes", "Core", "Node",
+    "TooLongError", "Trace", "error_line", "find_attention", "in_layer_constructor", "is_deliberate", "learner_line",
     "unnormalized_scores",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headwise.check.trace.recorder import (
     ARITHMETIC,
+    COMPARES,
     MOVES,
     PARTS,
     PRODUCTS,
@@ -355,6 +356,18 @@ class Core:
             if hidden is not None:
                 return (behind[0].line if behind and inverted else None) or (alike[-1].line if alike else masking.line)
         return None
+
+    def mask_is_turned(self) -> bool:
+        """Whether a mask is compared or inverted on its way to the scores."""
+        masking = [n for n in self.before_softmax() if n.op.rstrip("_") in ("masked_fill", "where")]
+        masks = [n.operand_nodes[1 if n.op.startswith("masked_fill") else 0] for n in masking if n.operand_nodes]
+        return any(node.op in COMPARES for node in self.trace.ancestors(masks))
+
+    def hides_rows(self) -> bool:
+        """Whether some query has a score of minus infinity, or of one large number, for every key."""
+        masking = [n for n in self.before_softmax() if n.op.rstrip("_") in ("masked_fill", "where", "add", "sub")]
+        tables = [n.value for n in masking if n.value.shape[-2:] == self.weights.shape[-2:]]
+        return any(bool((table <= -1e4).all(-1).any()) for table in tables)
 
     def bad_fill_line(self) -> int | None:
         """The line that writes NaN or plus infinity in place of scores."""

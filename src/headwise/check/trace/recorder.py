@@ -23,6 +23,7 @@ MOVES = {"transpose", "permute", "repeat", "expand", "repeat_interleave", "t", "
 PARTS = {"slice", "select", "narrow", "index", "split", "unsafe_split", "split_with_sizes"}
 SWAPS = {"transpose", "permute", "t", "movedim", "swapaxes"}
 ARITHMETIC = {"add", "sub", "mul", "neg", "cat", "stack", "addcmul", "add_", "sub_", "mul_"}
+COMPARES = {"eq", "ne", "lt", "le", "gt", "ge", "logical_not", "bitwise_not"}
 REPEATS = {"repeat", "expand", "repeat_interleave", "index_select", "index"}
 SCALES = {"mul", "div", "mul_", "div_", "baddbmm"}
 ROUNDING = ("floor_divide", "floor", "round", "trunc", "ceil")

@@ -1,0 +1,66 @@
+"""Mistakes in the text of a class that keep it from running at all: a method without self, a misspelled method."""
+
+import ast
+import inspect
+from collections.abc import Iterator
+
+from torch import nn
+
+from headwise.check.code.case import Case
+from headwise.check.explain import nearest
+from headwise.check.faults.crashes import definition_of
+from headwise.check.mistakes import Finding
+
+CALLED = {"forward": "forward", "__init__": "init"}  # what torch and Python call, and the word in its name
+
+
+def text_mistakes(case: Case) -> list[Finding]:
+    """Why a class cannot run, where its text alone is proof."""
+    if not inspect.isclass(case.target) or not issubclass(case.target, nn.Module):
+        return []
+    definition = definition_of(ast.parse(case.source), case.target.__name__)
+    if definition is None:
+        return []
+    return [*_misspelled(definition, case.target), *_without_self(definition)]
+
+
+def _methods(definition: ast.ClassDef) -> list[ast.FunctionDef]:
+    return [n for n in definition.body if isinstance(n, ast.FunctionDef)]
+
+
+def _misspelled(definition: ast.ClassDef, cls: type) -> Iterator[Finding]:
+    """A method that is named almost as one that Python or torch calls, where the class has none of that name."""
+    for name, word in CALLED.items():
+        missing = getattr(cls, name) is getattr(nn.Module, name)
+        for method in _methods(definition) if missing and cls.__mro__[1] is nn.Module else ():
+            plain = method.name.strip("_")
+            dunder = name == "forward" or method.name.startswith("_")
+            if dunder and "_" not in plain and nearest(plain, [word]) and _fits(method, name):
+                yield Finding("misspelled-method", f"{method.name}; did you mean {name}?", method.lineno)
+
+
+def _fits(method: ast.FunctionDef, name: str) -> bool:
+    """Whether a method does what one of this name does: give a result, or set attributes."""
+    if name == "forward":
+        return any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(method))
+    stored = [n for n in ast.walk(method) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
+    return any(getattr(n.value, "id", "") == "self" for n in stored)
+
+
+def _without_self(definition: ast.ClassDef) -> Iterator[Finding]:
+    """A plain method that uses self, or is called on it with all of its parameters, and does not take it."""
+    calls = [n for n in ast.walk(definition) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+    for method in _methods(definition):
+        named = [a.arg for a in (*method.args.posonlyargs, *method.args.args)]
+        taken = {n.arg for n in ast.walk(method) if isinstance(n, ast.arg)}
+        if method.decorator_list or method.args.vararg or "self" in taken:
+            continue
+        uses = {n.id: n.ctx for n in ast.walk(method) if isinstance(n, ast.Name) and n.id == "self"}
+        own = [c for c in calls if c.func.attr == method.name and ast.unparse(c.func.value) == "self"]  # type: ignore[attr-defined]
+        full = any(len(c.args) == len(named) and not c.keywords for c in own)
+        if (uses and isinstance(uses["self"], ast.Load)) or full:
+            shown = ", ".join(["self", *named])
+            yield Finding(
+                "missing-self", f"{method.name}({', '.join(named)}) should be {method.name}({shown})", method.lineno
+            )
+            return

@@ -8,6 +8,8 @@ file that has no server behind it.
     rows/L         entropy, largest weight, distance by query   keys/L.H      the 8 largest weights of every row:
     received/L     attention received by key                    values/L.H    their keys and their values
     reach/N        first, last, number of keys a query sees     logs/L.H      log-sum-exp by row, for logits
+                                                                best/L        the largest weight of every row besides
+                                                                best-keys/L   that of the first token, and its key
                                                                 norms/L       what each key passes on, by head
 
 What weights carry (see `carried`) has sections of its own: `contribution/L.H`, all shares of a head or a picture of

@@ -160,8 +160,7 @@ class App {
   }
 
   rowsOf(subject) {
-    const { source } = this.sides[subject.side];
-    return subject.single && source.hasRows ? source.hasRows(subject.layer, subject.head) : "all";
+    return this.data.exact(subject);
   }
 
   locked() {

@@ -81,6 +81,10 @@ class CarriedSource extends EmbeddedSource {
     return null;
   }
 
+  bestNames() {
+    return []; // those of the page are weights
+  }
+
   async cell(layer, head, query, key) {
     const [found, plain] = await Promise.all([super.cell(layer, head, query, key), this.plain.cell(layer, head, query, key)]);
     return found && { ...found, logit: null, plain: plain?.weight ?? null };

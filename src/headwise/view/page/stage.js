@@ -236,7 +236,8 @@ class Stage {
 
   figures(found, other) {
     const figure = (text, name) => el("span", { class: "fact" }, el("b", { text }), el("span", { class: "soft", text: ` ${name}` }));
-    if (!found) return el("span", { class: "facts" }, el("span", { class: "soft", text: "This file holds sums of weights here, not single ones." }));
+    if (!found) return el("span", { class: "facts" }, el("span", { class: "soft", text: "This file has no single numbers here, only the picture." }));
+    if (found.span) return el("span", { class: "facts" }, figure(shareText(found.sum, this.app.measure), `${MEASURES[this.app.measure].unit}, for ${count(found.span)} tokens together: summed over their keys, averaged over their queries. This file has no single numbers here.`));
     if (found.hidden) return el("span", { class: "facts" }, figure("0", "this token may not attend to that one"));
     if (found.weight === null) return el("span", { class: "facts" }, figure(`≤ ${weightText(found.below)}`, "not among the 8 largest of its row; only those are in the file"));
     const { measure } = this.app;
@@ -280,7 +281,7 @@ class Stage {
     this.limit.hidden = depth >= levels;
     if (depth >= levels) return;
     const atEnd = this.view && this.view.scale * span * (window.devicePixelRatio || 1) > 8;
-    const known = rows === "top" ? " The 8 largest weights of every row are drawn as single cells." : "";
+    const known = rows === "top" && !this.difference && (kind === "mass" || kind === "peak") ? " The 8 largest weights of every row are drawn as single cells." : "";
     const command = model === "builtin" ? "headwise serve" : `headwise serve --model ${(model || "FOLDER").replace(/ \([a-z-]+\)$/, "")}`;
     fill(this.limit, `One pixel of this file covers ${count(span)} × ${count(span)} weights.${known} For every single weight, run `, el("code", { text: command }), " and open the text there.");
     this.limit.classList.toggle("at-end", Boolean(atEnd));

@@ -41,6 +41,9 @@ function weightText(weight) {
 }
 
 const signed = (x) => (x > 0 ? "+" : x < 0 ? "−" : "") + weightText(Math.abs(x));
+// Numbers of a picture say nothing of a single token.
+const averageText = (span, at, T) => `averages over tokens ${count(at - (at % span))}–${count(Math.min(T, at - (at % span) + span) - 1)}; this file has no numbers of single tokens here`;
+const shareText = (x, measure) => (measure === "contribution" ? signed(x) : weightText(x));
 const timesText = (x) => (x >= 100 ? count(Math.round(x)) : x >= 10 ? x.toFixed(1) : x >= 0.01 || x === 0 ? x.toFixed(2) : x.toExponential(1)) + "×";
 const count = (n) => n.toLocaleString("en-US");
 const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;

@@ -245,3 +245,32 @@ def test_a_comparison_says_what_is_subtracted_from_what(open_view, builtin):
     assert "the difference of two heads (4.2 minus 3.7)" in page.locator(".shown").inner_text()
     page.get_by_role("radio", name="Other").click()
     assert page.locator(".shown").inner_text().startswith("Shown: attention weights")
+
+
+def test_the_sentence_says_that_weights_are_multiples_of_uniform_attention(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&head=4.2&kind=uniform")
+    assert page.locator(".shown").inner_text().startswith("Shown: weights as multiples of uniform attention")
+    page.get_by_role("radio", name="All tokens").click()
+    assert page.locator(".shown").inner_text().startswith("Shown: attention weights")
+
+
+def test_the_caption_says_how_heads_are_sorted(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#sort=entropy")
+    assert "Sorted by entropy, the highest first" in page.locator(".atlas-tell").inner_text()
+    page.get_by_label("Sort by").select_option("place")
+    assert "Layers run from top to bottom" in page.locator(".atlas-tell").inner_text()
+
+
+def test_a_statistic_that_was_not_measured_is_not_shown(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#color=importance&sort=importance")
+    assert page.get_by_label("Bars").input_value() == "none"
+    assert page.get_by_label("Sort by").input_value() == "place"
+    assert page.locator(".bar-text:visible").count() == 0
+
+
+def test_an_excerpt_has_dots_only_where_it_leaves_something_out(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&head=4.2")
+    page.evaluate(f"{APP}.stage.point({{ query: 9, key: 2 }})")
+    page.locator(".snippet.from").wait_for()
+    assert page.locator(".snippet.to").inner_text().startswith("…")
+    assert page.locator(".snippet.from").inner_text().startswith("<|start|>")

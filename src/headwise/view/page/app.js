@@ -2,6 +2,11 @@
 
 const SINK = "first-token sink"; // the kind of heads that put SHARED.sink or more on the first token
 const BARS = " Orange: removing it hurts; blue: removing it helps.";
+// What is shown where a pixel of the map is not the number itself.
+const KINDS_TOLD = {
+  peak: (what) => `the largest of the ${what} under each pixel.`,
+  uniform: (what) => `${what} as multiples of uniform attention: 1× is what each token would get if its row were spread evenly over all tokens that it may attend to.`,
+};
 const VIEWS = [["atlas", "Heads", "All heads as pictures"], ["words", "Text", "One head as lines between words"], ["map", "Map", "One head as a map of weights"], ["table", "Table", "All heads as numbers"]];
 
 class App {
@@ -110,6 +115,15 @@ class App {
     return Object.keys(MEASURES).filter((name) => this.sides.every(({ manifest }) => (manifest.measures || ["weights"]).includes(name)));
   }
 
+  // The statistics shown as bars and sorted by; one that was measured for another text is not shown for this one.
+  get bars() {
+    return this.store.get("color") in this.side.manifest.about ? this.store.get("color") : "none";
+  }
+
+  get sort() {
+    return this.store.get("sort") in this.side.manifest.about ? this.store.get("sort") : "place";
+  }
+
   get measure() {
     return this.measures.includes(this.store.get("what")) ? this.store.get("what") : "weights";
   }
@@ -151,7 +165,8 @@ class App {
     const sinks = this.sinksOf(this.side);
     const left = !without || view === "table" ? "" : ` The first token${sinks ? `, on which ${plural(sinks, "head")} put${sinks === 1 ? "s" : ""} ${100 * SHARED.sink} % or more,` : ""} is left out, and the other weights are scaled up to sum to 1.`;
     const difference = view === "map" ? this.stage.difference : null;
-    const what = view === "table" ? "averages per head, of attention weights." : MEASURES[this.measure].told;
+    const kind = view === "map" && !difference ? KINDS_TOLD[this.kind] : null;
+    const what = view === "table" ? "averages per head, of attention weights." : kind ? kind(MEASURES[this.measure].name.toLowerCase()) : MEASURES[this.measure].told;
     this.shown.textContent = `Shown: ${difference ? `the difference of two heads (${difference}), of ` : ""}${what}${left}`;
   }
 
@@ -252,14 +267,14 @@ class App {
     const { store } = this;
     const stats = Object.keys(manifest.about).map((name) => [name, statName(name)]);
     const atlas = view === "atlas";
-    const bars = atlas ? store.get("color") : "none";
+    const bars = atlas ? this.bars : "none";
     const told = manifest.about[bars] ? `Bars: ${manifest.about[bars]}.${bars === "importance" ? BARS : ""}` : "";
-    const about = told || manifest.about[store.get("sort")] || "";
+    const about = told || manifest.about[this.sort] || "";
     fill(this.options, atlas ? this.measureControl() : null, this.firstCheck(),
       atlas ? this.check("rows", "scale each row", "Each row of a picture is scaled to its largest value, so that patterns show. Otherwise colors stand for weights from 0 to 1.") : null,
       atlas ? this.contrastControl() : null,
-      this.stage.chooser("Sort by", store.get("sort"), [["place", "layer and head"], ...stats], (value) => store.set({ sort: value })),
-      atlas ? this.stage.chooser("Bars", store.get("color"), [["none", "none"], ...stats], (value) => store.set({ color: value })) : null,
+      this.stage.chooser("Sort by", this.sort, [["place", "layer and head"], ...stats], (value) => store.set({ sort: value })),
+      atlas ? this.stage.chooser("Bars", this.bars, [["none", "none"], ...stats], (value) => store.set({ color: value })) : null,
       el("span", { class: "soft about", text: about }));
     if (atlas) this.atlas.drawLegend();
   }

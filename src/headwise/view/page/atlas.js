@@ -49,12 +49,18 @@ class Atlas {
     if (!cell) {
       this.told.style.minHeight = "";
       const inked = this.app.measure === "contribution" ? "colored by how much each attended token contributes" : manifest.keys ? "inked where it attends" : "inked where that token attends";
-      return fill(this.told, `Each picture is one head: a row for every token${manifest.keys ? " that attends, a column for every token of the other text" : ""}, ${inked}.${manifest.layers.length > 1 ? " Layers run from top to bottom." : ""}`);
+      return fill(this.told, `Each picture is one head: a row for every token${manifest.keys ? " that attends, a column for every token of the other text" : ""}, ${inked}.${this.order}`);
     }
     const [l, h] = cell.dataset.place.split(".").map(Number);
     const head = manifest.layers[l].heads[h];
     this.told.style.minHeight = `${this.told.getBoundingClientRect().height}px`; // pictures must not move under the finger
     return fill(this.told, el("b", { text: `Head ${l}.${head.head}` }), ` ${head.about}`);
+  }
+
+  get order() {
+    const { sort, side } = this.app;
+    if (sort !== "place") return ` Sorted by ${statName(sort)}, the highest first.`;
+    return side.manifest.layers.length > 1 ? " Layers run from top to bottom." : "";
   }
 
   // Scaled rows need less contrast.
@@ -103,12 +109,12 @@ class Atlas {
     const [l, h] = place.split(".").map(Number);
     const head = this.app.side.manifest.layers[l].heads[h];
     const from = this.app.store.get("without") ? head.without_first : head.numbers;
-    return (name) => (name === "importance" ? head.importance ?? 0 : from[name] ?? head.numbers[name]);
+    return (name) => (name === "importance" ? head.importance ?? null : from[name] ?? head.numbers[name]); // null: not measured yet
   }
 
   arrange() {
     const { manifest } = this.app.side;
-    const sort = this.app.store.get("sort");
+    const { sort } = this.app;
     this.color();
     if (sort === "place") fill(this.body, ...manifest.layers.map((layer, l) => this.layer(layer, l)));
     else fill(this.body, ...this.sorted(sort).map((place) => this.cells.get(place)));
@@ -142,8 +148,8 @@ class Atlas {
     this.fitted = this.root.clientWidth;
     const [width, height] = [this.root.clientWidth || 800, Math.max(280, this.app.roomFor(this.body) - 16)];
     const shared = Math.max(...manifest.layers.map((layer) => layer.shared)) > 1;
-    const bar = this.app.store.get("color") === "none" ? 0 : 16;
-    const flat = this.app.store.get("sort") !== "place";
+    const bar = this.app.bars === "none" ? 0 : 16;
+    const flat = this.app.sort !== "place";
     const size = (columns, below, gap) => {
       const across = flat ? columns : heads;
       const wide = (flat ? width : width / columns - 40 - (shared ? 6 * (heads / manifest.layers[0].shared) : 0)) / across - gap;
@@ -166,19 +172,20 @@ class Atlas {
   }
 
   color() {
-    const name = this.app.store.get("color");
+    const name = this.app.bars;
     this.root.classList.toggle("colored", name !== "none");
     if (name === "none") return;
     const most = Math.max(...Array.from(this.cells.keys(), (place) => Math.abs(this.number(place)(name))), 1e-9);
     const worth = name === "importance";
     const scale = worth ? new Scale("difference", this.app.contrast, most) : this.scale;
     for (const [place, cell] of this.cells) {
-      const value = this.number(place)(name);
+      const known = this.number(place)(name);
+      const value = known ?? 0;
       const [filled, text] = [cell.querySelector(".bar-fill"), cell.querySelector(".bar-text")];
       const share = worth ? 1 : name === "distance" ? value / most : value;
       filled.style.width = `${100 * clamp(share, 0, 1)}%`;
       filled.style.background = scale.color(worth ? value : share, this.app.dark);
-      text.textContent = name === "distance" ? value.toFixed(1) : worth ? (Math.abs(value) < 0.0005 ? "0" : signed(value)) : value.toFixed(2);
+      text.textContent = known === null ? "–" : name === "distance" ? value.toFixed(1) : worth ? (Math.abs(value) < 0.0005 ? "0" : signed(value)) : value.toFixed(2);
       text.style.color = worth ? (scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb") : "";
       text.style.background = worth ? "none" : "";
     }

@@ -251,4 +251,4 @@ function withoutFirst(row, first) {
 }
 
 // How much of a row was left out with the first token, where that is most of it.
-const leftOut = (row) => (row?.left < 0.5 ? `${Math.floor(100 * (1 - row.left))} % left out` : ""); // 100 % only if all is
+const leftOut = (row) => (row?.left < 0.5 ? `${Math.min(row.left ? 99 : 100, Math.round(100 * (1 - row.left)))} % left out` : ""); // 100 % only if all is

@@ -252,7 +252,7 @@ class Stage {
     const { manifest } = this.app.side;
     const around = (tokens, at, kind) => {
       const part = (from, to) => tokens.slice(Math.max(0, from), to).map((token) => readable(token)).join("");
-      return el("p", { class: `snippet ${kind}` }, el("bdi", {}, `…${part(at - 6, at)}`, el("mark", { text: readable(tokens[at]) }), `${part(at + 1, at + 5)}…`));
+      return el("p", { class: `snippet ${kind}` }, el("bdi", {}, `${at > 6 ? "…" : ""}${part(at - 6, at)}`, el("mark", { text: readable(tokens[at]) }), `${part(at + 1, at + 5)}${at + 5 < tokens.length ? "…" : ""}`));
     };
     return [around(manifest.tokens, cell.query, "to"), around(manifest.keys || manifest.tokens, cell.key, "from")];
   }

@@ -12,7 +12,7 @@ class HeadTable {
     const { manifest } = this.app.side;
     const { store } = this.app;
     const names = Object.keys(manifest.about).filter((name) => name !== "next" || !manifest.corner); // a causal model sees no next token
-    const sort = store.get("sort");
+    const { sort } = this.app;
     const column = (key, text, about) => el("th", { scope: "col", "aria-sort": key === sort ? (key === "place" ? "ascending" : "descending") : null },
       el("button", { type: "button", class: "plain", text, title: about, onclick: () => store.set({ sort: key }) }));
     const header = el("tr", {}, column("place", "head", "by layer and head"), el("th", { scope: "col", text: "what it does" }), ...names.map((name) => column(name, statName(name), manifest.about[name])));
@@ -35,7 +35,7 @@ class HeadTable {
     const number = this.app.atlas.number(place);
     const cells = names.map((name) => {
       const value = number(name);
-      const cell = el("td", { class: "number", text: name === "importance" ? signed(value) : value.toFixed(name === "distance" ? 1 : 2) });
+      const cell = el("td", { class: "number", text: value === null ? "–" : name === "importance" ? signed(value) : value.toFixed(name === "distance" ? 1 : 2) });
       if (name !== "distance" && name !== "importance") cell.style.setProperty("--share", `${Math.round(100 * clamp(value, 0, 1))}%`);
       return cell;
     });

@@ -274,3 +274,38 @@ def test_an_excerpt_has_dots_only_where_it_leaves_something_out(open_view, built
     page.locator(".snippet.from").wait_for()
     assert page.locator(".snippet.to").inner_text().startswith("…")
     assert page.locator(".snippet.from").inner_text().startswith("<|start|>")
+
+
+def test_contributions_of_a_short_text_are_as_precise_as_they_look(open_view, builtin):
+    result = view(builtin, TEXT)
+    page = open_view(result, "#view=map&head=5.4&what=contribution")
+    assert page.locator(".noted").inner_text() == ""
+    for query, key in ((0, 0), (8, 7), (9, 0)):
+        page.evaluate(f"{APP}.stage.point({{ query: {query}, key: {key} }})")
+        exact = float(result.carried[5].row("contribution", 4, query)[key])
+        until(page, f"Math.abs(document.querySelector('.facts')?.dataset.weight - {exact}) < 6e-4")
+        told = page.locator(".fact b").first.inner_text().replace("−", "-")
+        assert float(told) == pytest.approx(exact, abs=1.1e-3)
+
+
+@pytest.mark.parametrize("what", ["weights", "contribution"])
+def test_numbers_in_bytes_have_no_more_digits_than_are_true(open_view, builtin, what, monkeypatch):
+    from headwise.view import page as pages
+
+    monkeypatch.setattr(pages, "PRECISIONS", (63,))
+    monkeypatch.setattr(
+        pages, "_contributed", lambda *args, floats, f=pages._contributed: None if floats else f(*args, floats=False)
+    )
+    result = view(builtin, TEXT)
+    page = open_view(result, f"#view=map&head=4.2&what={what}")
+    assert "in one byte" in page.locator(".noted").inner_text()
+    rows = result.maps[4][0, 2] if what == "weights" else result.carried[4].contributions()[0, 2]
+    for query in (3, 9, 17):
+        key = int(rows[query].argmax())
+        page.evaluate(f"{APP}.stage.point({{ query: {query}, key: {key} }})")
+        exact = float(rows[query, key])
+        until(page, f"Math.abs(document.querySelector('.facts')?.dataset.weight - {exact}) < 0.03")
+        told = page.locator(".fact b").first.inner_text()
+        digits = len(told.partition(".")[2])
+        assert digits < 3
+        assert float(told) == pytest.approx(exact, abs=1.1 * 10**-digits)

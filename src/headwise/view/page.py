@@ -151,19 +151,30 @@ def _add_carried(data: PageData, budget: int) -> None:
     if view.carried is None:
         return
     data.sections |= {f"norms/{layer}": plain(found.norms.float()) for layer, found in enumerate(view.carried)}
-    tried = (_contributed(view, span, budget - data.size) for span in CELLS)
+    ways = [(1, True), *((span, False) for span in CELLS)]
+    tried = (_contributed(view, span, budget - data.size, floats=floats) for span, floats in ways)
     found = next((sections for sections in tried if sections is not None), {})
     data.sections |= found
+    coarsest = max((x.code for x in found.values()), key=_range, default="plain")
+    data.manifest["embedded"]["contributions"] = None if coarsest == "plain" else coarsest
     data.manifest["measures"] = list(MEASURES if found else MEASURES[:2])
 
 
-def _contributed(view: View, span: int, room: float) -> dict[str, Section] | None:
-    """The contributions to every head in cells of `span` queries and keys; None if they do not fit."""
+def _range(code: str) -> float:
+    """The largest number of a section of numbers that have a sign; its steps grow with it."""
+    return float(code.removeprefix("signed ")) if code.startswith("signed ") else 0.0
+
+
+def _contributed(view: View, span: int, room: float, *, floats: bool) -> dict[str, Section] | None:
+    """The contributions to every head in cells of `span` queries and keys, as float16 or in a byte each.
+
+    None if they do not fit.
+    """
     sections: dict[str, Section] = {}
     taken, layers = 0, view.carried or ()
     for done, found in enumerate(layers, 1):
         for head, picture in enumerate(pooled_contributions(found.contributions(), span)):
-            section = sections[f"contribution/{done - 1}.{head}"] = signed(picture)
+            section = sections[f"contribution/{done - 1}.{head}"] = plain(picture.half()) if floats else signed(picture)
             taken += section.size + MANIFEST // 100
         if taken * len(layers) / done > room:
             return None

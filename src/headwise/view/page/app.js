@@ -94,7 +94,8 @@ class App {
       el("button", { type: "button", class: "icon", text: "◐", "aria-label": "Light or dark theme", title: "Light or dark theme  d", onclick: () => this.flipTheme() }),
       el("button", { type: "button", class: "icon", text: "?", "aria-label": "Help", title: "Help  ?", onclick: () => this.help.showModal() }));
     this.shown = el("p", { class: "soft note shown" });
-    const header = el("header", { class: "top" }, el("div", { class: "top-line" }, el("h1", {}, el("bdi", { text: manifest.title })), tools), sentence, this.shown, this.notes());
+    this.noted = el("p", { class: "soft note noted" });
+    const header = el("header", { class: "top" }, el("div", { class: "top-line" }, el("h1", {}, el("bdi", { text: manifest.title })), tools), sentence, this.shown, this.noted);
     fill(this.root, header, el("div", { class: "columns" }, this.reading.root, this.main), this.help);
     this.atlas.build();
     this.reading.build();
@@ -104,10 +105,16 @@ class App {
   // What the reader should know about this file.
   notes() {
     const { embedded, model, T } = this.side.manifest;
-    if (!embedded || embedded.weights === "float32" || embedded.weights === "float16") return null;
-    const text = embedded.weights ? `This file stores every weight in one byte: a weight of 0.5 to within ${(Math.SQRT1_2 / embedded.steps).toFixed(3)}, of 0.01 to within ${(0.1 / embedded.steps).toFixed(4)}.`
-      : `${count(T)} tokens are too many to store every weight: this file has pictures of all heads, and the largest weights of ${plural(embedded.keys.length, "head")}.${model && this.measures.length < 2 ? " With values=True or --values it would also show what the weights carry." : ""}`;
-    return el("p", { class: "soft note", text });
+    if (!embedded) return "";
+    if (embedded.weights) return this.precision(embedded);
+    return `${count(T)} tokens are too many to store every weight: this file has pictures of all heads, and the largest weights of ${plural(embedded.keys.length, "head")}.${model && this.measures.length < 2 ? " With values=True or --values it would also show what the weights carry." : ""}`;
+  }
+
+  // How precise the numbers of a short text are, where that can be seen.
+  precision({ steps, contributions }) {
+    const within = (what, code) => `This file stores ${what} in one byte: one of 0.5 to within ${errorOf(code)(0.5).toFixed(3)}, one of 0.01 to within ${errorOf(code)(0.01).toFixed(4)}. Numbers are shown with no more digits than that.`;
+    const code = this.measure === "contribution" ? contributions : steps && `sqrt ${steps}`;
+    return code ? within(this.measure === "contribution" ? "every contribution" : "every weight", code) : "";
   }
 
   // What is shown of the model: weights, what they carry, or contributions; see carried.js.
@@ -160,6 +167,7 @@ class App {
   }
 
   tellShown() {
+    this.noted.textContent = this.notes();
     const view = this.store.get("view");
     const without = view === "map" ? this.kind === "rest" : this.without;
     const sinks = this.sinksOf(this.side);

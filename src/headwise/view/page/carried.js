@@ -29,6 +29,20 @@ class CarriedSource extends EmbeddedSource {
     return this.sections.has(name) && this.sections.shape(name)[0] === this.manifest.T;
   }
 
+  // A weighted number is as precise as its weight, in proportion.
+  async errorAt(layer, head) {
+    if (this.measure !== "value") {
+      const error = this.sections.error(this.pictureName(layer, head));
+      return (query, key, value) => error(value);
+    }
+    if (!this.hasDense(layer, head)) return () => 0;
+    const [plain, error] = await Promise.all([this.plain.dense(layer, head), this.plain.errorAt(layer, head)]);
+    return (query, key, value) => {
+      const weight = plain.values[query * this.manifest.S + key];
+      return weight > 0 ? (value * error(query, key, weight)) / weight : 0;
+    };
+  }
+
   hasRows(layer, head) {
     return this.hasDense(layer, head) ? "all" : null;
   }
@@ -87,6 +101,6 @@ class CarriedSource extends EmbeddedSource {
 
   async cell(layer, head, query, key) {
     const [found, plain] = await Promise.all([super.cell(layer, head, query, key), this.plain.cell(layer, head, query, key)]);
-    return found && { ...found, logit: null, plain: plain?.weight ?? null };
+    return found && { ...found, logit: null, plain: plain?.weight ?? null, plainError: plain?.error || 0 };
   }
 }

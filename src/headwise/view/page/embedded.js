@@ -16,6 +16,13 @@ class EmbeddedSource {
     return this.sections.get(`weights/${layer}.${head}`);
   }
 
+  // How far a number may be from the true one; see Sections.
+  async errorAt(layer, head) {
+    const name = this.hasDense(layer, head) ? `weights/${layer}.${head}` : `values/${layer}.${head}`;
+    const error = this.sections.error(name);
+    return (query, key, value) => error(value);
+  }
+
   hasDense(layer, head) {
     return this.sections.has(`weights/${layer}.${head}`);
   }
@@ -97,7 +104,8 @@ class EmbeddedSource {
       const [weights, reach] = [dense.values.subarray(query * S, (query + 1) * S), await this.reach(layer, head)];
       const keys = Array.from(weights.keys()).filter((key) => reach.sees(query, key, Math.abs(weights[key])));
       keys.sort((a, b) => Math.abs(weights[b]) - Math.abs(weights[a]) || a - b);
-      return { keys, weights: keys.map((key) => weights[key]), whole: true };
+      const error = await this.errorAt(layer, head);
+      return { keys, weights: keys.map((key) => weights[key]), errors: keys.map((key) => error(query, key, weights[key])), whole: true };
     }
     const known = await this.known(layer, head);
     if (!known) return this.coarseRow(layer, head, query);
@@ -114,7 +122,8 @@ class EmbeddedSource {
     const from = Math.floor(query / picture.span) * picture.cols;
     const values = picture.values.subarray(from, from + picture.cols);
     const order = Array.from(values.keys()).filter((col) => values[col] !== 0).sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, 64);
-    return { keys: order.map((col) => col * picture.span), weights: order.map((col) => values[col]), span: picture.span, kind, whole: false };
+    const error = this.sections.error(this.pictureName(layer, head, kind));
+    return { keys: order.map((col) => col * picture.span), weights: order.map((col) => values[col]), errors: order.map((col) => error(values[col])), span: picture.span, kind, whole: false };
   }
 
   // The pixel of the finest picture that covers a pair.
@@ -122,7 +131,8 @@ class EmbeddedSource {
     const level = this.depth(layer, head, "mass");
     if (level === NONE) return null;
     const { values, cols, span } = await this.picture(layer, head, level, "mass");
-    return { weight: null, sum: values[Math.floor(query / span) * cols + Math.floor(key / span)], span };
+    const sum = values[Math.floor(query / span) * cols + Math.floor(key / span)];
+    return { weight: null, sum, span, error: this.sections.error(this.pictureName(layer, head, "mass"))(sum) };
   }
 
   // For one query, what each head attends to most besides the first token: place, key, weight; the strongest first.
@@ -159,7 +169,7 @@ class EmbeddedSource {
   async column(layer, head, key) {
     const { T, S } = this.manifest;
     const found = [];
-    const dense = await this.dense(layer, head);
+    const [dense, error] = await Promise.all([this.dense(layer, head), this.errorAt(layer, head)]);
     if (dense) {
       const reach = await this.reach(layer, head);
       for (let t = 0; t < T; t++) if (reach.sees(t, key, Math.abs(dense.values[t * S + key]))) found.push([t, dense.values[t * S + key]]);
@@ -169,7 +179,7 @@ class EmbeddedSource {
       known.keys.forEach((each, i) => each === key && known.weights[i] > 0 && found.push([Math.floor(i / known.k), known.weights[i]]));
     }
     found.sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]) || a[0] - b[0]);
-    return { queries: found.map((x) => x[0]), weights: found.map((x) => x[1]), whole: Boolean(dense) };
+    return { queries: found.map((x) => x[0]), weights: found.map((x) => x[1]), errors: found.map(([query, weight]) => error(query, key, weight)), whole: Boolean(dense) };
   }
 
   async cell(layer, head, query, key) {
@@ -182,7 +192,7 @@ class EmbeddedSource {
     if (place < 0) return { weight: null, below: row.weights.at(-1), visible };
     const logs = await this.sections.get(`logs/${layer}.${head}`);
     const weight = row.weights[place];
-    return { weight, logit: logs ? Math.log(weight) + logs.values[query] : null, rank: row.weights.indexOf(weight) + 1, visible };
+    return { weight, error: row.errors?.[place] || 0, logit: logs ? Math.log(weight) + logs.values[query] : null, rank: row.weights.indexOf(weight) + 1, visible };
   }
 }
 

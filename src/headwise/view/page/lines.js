@@ -114,7 +114,7 @@ class Lines {
     if (at !== this.at || !row) return undefined;
     const best = row.keys.map((key, i) => [key, row.weights[i]]).slice(0, 3);
     return fill(this.told, el("bdi", { class: "token to-word", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: " attends to " }),
-      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + row.span) - 1)}` : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(2).replace("-", "−")}` })]), el("span", { class: "soft", text: row.span > 1 ? ` (${averageText(row.span, at, manifest.T)})` : leftOut(row) && ` (of the rest: ${leftOut(row)})` }));
+      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + row.span) - 1)}` : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(digitsOf(row.errors?.[i], 2)).replace("-", "−")}` })]), el("span", { class: "soft", text: row.span > 1 ? ` (${averageText(row.span, at, manifest.T)})` : leftOut(row) && ` (of the rest: ${leftOut(row)})` }));
   }
 
   // The row of a query, without the first token if that is asked for.
@@ -245,9 +245,9 @@ function withoutFirst(row, first) {
   const at = row.keys.indexOf(first);
   if (at < 0) return row;
   const left = 1 - row.weights[at];
-  if (left < 1e-6) return { ...row, left: 0, keys: [], weights: [] };
+  if (left < 1e-6) return { ...row, left: 0, keys: [], weights: [], errors: [] };
   const keep = (values) => values.filter((_, i) => i !== at);
-  return { ...row, left, keys: keep(row.keys), weights: keep(row.weights).map((weight) => Math.min(1, weight / left)) };
+  return { ...row, left, keys: keep(row.keys), weights: keep(row.weights).map((weight) => Math.min(1, weight / left)), errors: row.errors && keep(row.errors).map((error) => error / left) };
 }
 
 // How much of a row was left out with the first token, where that is most of it.

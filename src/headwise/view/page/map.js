@@ -23,9 +23,10 @@ class HeadMap {
     this.tiles = new Tiles(ask, depth, manifest.levels, manifest.T, manifest.S, { scale, dark: this.app.dark }, () => this.redraw());
     this.redraw();
     const turn = this.tiles;
-    const [margins, reach] = await Promise.all([data.margins(subject), data.reach(subject)]);
+    const single = !minus && subject.single && kind !== "uniform";
+    const [margins, reach, error] = await Promise.all([data.margins(subject), data.reach(subject), single ? data.source(subject).errorAt(subject.layer, subject.head) : null]);
     if (turn !== this.tiles) return;
-    Object.assign(this, { margins, reach });
+    Object.assign(this, { margins, reach, error });
     this.redraw();
   }
 
@@ -137,15 +138,16 @@ class HeadMap {
       const value = this.tiles.value(query, key) ?? this.exact?.value(query, key) ?? null;
       if (value === null) return;
       context.fillStyle = this.scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb";
-      context.fillText(this.figure(value), x + view.scale / 2, y + view.scale / 2);
+      context.fillText(this.figure(value, this.error?.(query, key, value)), x + view.scale / 2, y + view.scale / 2);
     });
   }
 
-  figure(value) {
+  figure(value, error = 0) {
     if (value === 0) return "0"; // numbers that only round to 0 are written below as <.01
     if (this.scale.name === "ratio") return value < 0.05 ? "<.1" : value >= 10 ? value.toFixed(0) : value.toFixed(1);
-    if (Math.abs(value) < 0.005) return this.scale.name === "difference" ? "≈0" : "<.01";
-    return value.toFixed(2).replace("0.", ".").replace("-", "−");
+    const digits = digitsOf(error, 2);
+    if (Math.abs(value) < 0.5 * 10 ** -digits) return this.scale.name === "difference" ? "≈0" : `<${(10 ** -digits).toFixed(digits)}`.replace("0.", ".");
+    return value.toFixed(digits).replace(/^(-?)0\./, "$1.").replace("-", "−");
   }
 
   each(run) {

@@ -197,11 +197,11 @@ class Reading {
     const locked = this.app.locked() === at;
     const title = el("p", { class: "details-title" }, el("bdi", { class: "token", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: ` ${at} · ${subject.title(manifest).toLowerCase()} · ${locked ? "kept; click it again to let go" : "click to keep"}` }), this.repeats(at));
     const none = (text) => el("p", { class: "soft", text });
-    const list = (names, places, weights, whole, span = 1) => el("ol", { class: "list" }, ...weights.slice(0, 5).map((weight, i) => this.line(names, places[i], weight, span)), whole === false && span === 1 ? el("li", { class: "soft", text: "from the 8 largest weights of each row" }) : null);
+    const list = (names, places, { weights, errors, whole, span = 1 }) => el("ol", { class: "list" }, ...weights.slice(0, 5).map((weight, i) => this.line(names, places[i], weight, span, errors?.[i])), whole === false && span === 1 ? el("li", { class: "soft", text: "from the 8 largest weights of each row" }) : null);
     if (!row) return fill(this.note, title, none("The numbers of this average are not in the file."), this.ranked(ranking, at));
     const [taking, giving] = this.app.measure === "weights" ? ["attends to", "attended to by"] : ["takes most from", "gives most to"];
-    const to = el("div", { class: "to" }, el("h3", { text: taking }), row.span > 1 ? none(averageText(row.span, at, manifest.T)) : null, row.keys.length ? list(manifest.keyLabels, row.keys, row.weights, row.whole, row.span) : none("nothing: no key is visible"));
-    const from = this.both && el("div", { class: "from" }, el("h3", { text: giving }), !column ? none("not in this file") : column.queries.length ? list(manifest.labels, column.queries, column.weights, column.whole) : none(column.whole === false ? "not among the 8 largest weights of any row" : "nothing"));
+    const to = el("div", { class: "to" }, el("h3", { text: taking }), row.span > 1 ? none(averageText(row.span, at, manifest.T)) : null, row.keys.length ? list(manifest.keyLabels, row.keys, row) : none("nothing: no key is visible"));
+    const from = this.both && el("div", { class: "from" }, el("h3", { text: giving }), !column ? none("not in this file") : column.queries.length ? list(manifest.labels, column.queries, column) : none(column.whole === false ? "not among the 8 largest weights of any row" : "nothing"));
     return fill(this.note, title, el("div", { class: from ? "two" : "one" }, to, from || null), this.ranked(ranking, at));
   }
 
@@ -214,11 +214,11 @@ class Reading {
     return el("div", { class: "ranked" }, el("h3", { text: this.app.measure === "weights" ? "Heads that attend most from this word" : "Heads that take most from one word here" }), ranking[0].span > 1 ? el("p", { class: "soft note", text: averageText(ranking[0].span, at, manifest.T) }) : null, el("ol", {}, ...ranking.slice(0, RANKED).map(open)));
   }
 
-  line(names, place, weight, span) {
+  line(names, place, weight, span, error) {
     const name = span > 1 ? `${wordOf(names[place], 10)} … ${wordOf(names[Math.min(names.length, place + span) - 1], 10)}` : wordOf(names[place], 16);
     const bar = el("span", { class: "line-bar" });
     bar.style.setProperty("--share", `${100 * clamp(weight, 0, 1)}%`);
-    return el("li", {}, bar, el("span", { class: "line-text" }, el("bdi", { text: name }), el("span", { class: "soft", text: ` ${place}` })), el("span", { class: "figure", text: weightText(weight).replace("-", "−") }));
+    return el("li", {}, bar, el("span", { class: "line-text" }, el("bdi", { text: name }), el("span", { class: "soft", text: ` ${place}` })), el("span", { class: "figure", text: weightText(weight, error).replace("-", "−") }));
   }
 
   repeats(at) {

@@ -126,10 +126,13 @@ class SubjectData {
     if (!exact && verb === "column") return null;
     const found = await Promise.all(this.members(subject).map(([l, h]) => (exact ? source[verb](l, h, index) : source.coarseRow(l, h, index, kind))));
     if (found.length === 1 || found.some((x) => !x)) return found.length === 1 ? found[0] : null;
-    const sums = new Map();
-    for (const part of found) part[places].forEach((place, i) => sums.set(place, (sums.get(place) || 0) + part.weights[i]));
+    const [sums, errors] = [new Map(), new Map()];
+    for (const part of found) part[places].forEach((place, i) => {
+      sums.set(place, (sums.get(place) || 0) + part.weights[i]);
+      errors.set(place, (errors.get(place) || 0) + (part.errors?.[i] || 0));
+    });
     const order = Array.from(sums).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]) || a[0] - b[0]);
-    return { [places]: order.map((x) => x[0]), weights: order.map((x) => x[1] / found.length), whole: found[0].whole, span: found[0].span };
+    return { [places]: order.map((x) => x[0]), weights: order.map((x) => x[1] / found.length), errors: order.map((x) => errors.get(x[0]) / found.length), whole: found[0].whole, span: found[0].span };
   }
 
   async cell(subject, query, key) {
@@ -142,7 +145,7 @@ class SubjectData {
     const place = row.keys.indexOf(key);
     const visible = (await this.reach(subject)).count(query);
     if (place < 0) return { weight: 0, logit: null, rank: null, visible, hidden: true };
-    return { weight: row.weights[place], logit: null, rank: row.weights.indexOf(row.weights[place]) + 1, visible };
+    return { weight: row.weights[place], error: row.errors[place], logit: null, rank: row.weights.indexOf(row.weights[place]) + 1, visible };
   }
 }
 

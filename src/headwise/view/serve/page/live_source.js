@@ -41,6 +41,10 @@ class LiveSource extends EmbeddedSource {
     return "all";
   }
 
+  async errorAt() {
+    return () => 0;
+  }
+
   address(what, query) {
     const measure = this.measure === "weights" ? {} : { measure: this.measure };
     return `/api/runs/${this.id}/${what}?${new URLSearchParams({ ...query, ...measure })}`;

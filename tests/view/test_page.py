@@ -608,7 +608,9 @@ def test_pictures_say_what_is_left_out_with_the_first_token(open_page, short, re
     assert marks == [f"−{one} %" if one > 50 else "" for one in rounded[: len(marks)]]
     assert "of what is left without the first token" in page.locator(".lines .legend-name").inner_text()
     page.keyboard.press("4")
-    assert "Sink is over all tokens; every other column is without" in page.locator("#table-note").inner_text()
+    assert (
+        "averaged over the tokens after it; every other column is without" in page.locator("#table-note").inner_text()
+    )
     assert "next" not in page.locator("thead th").all_inner_texts(), "no token of a causal model sees the next one"
 
 

@@ -57,7 +57,7 @@ ABOUT = {
     "monotone": "largest weight of queries on a staircase that never goes back",
 }
 WAYS = {
-    "gradient": "estimated from the gradient, which can miss a head",
+    "gradient": "estimated from the gradient, which can miss a head or be several times too large",
     "silence": "its output set to zero",
     "mean": "its output replaced by its mean",
     "patch": "its output taken from another text",
@@ -210,6 +210,7 @@ def manifest(view: View, title: str = "") -> dict[str, Any]:
         "levels": levels(view.T, view.S),
         "clearest": [list(place) for place in clearest(view)],
         "about": {name: text for name, text in ABOUT.items() if name in statistics} | worth(view),
+        "importance_by": None if view.importance is None else view.importance.by,
         "measures": list(view.measures),
         "first": first_key(view),
     }

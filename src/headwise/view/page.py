@@ -156,7 +156,8 @@ def _add_carried(data: PageData, budget: int) -> None:
     found = next((sections for sections in tried if sections is not None), {})
     data.sections |= found
     coarsest = max((x.code for x in found.values()), key=_range, default="plain")
-    data.manifest["embedded"]["contributions"] = None if coarsest == "plain" else coarsest
+    if coarsest != "plain":
+        data.manifest["embedded"]["contributions"] = coarsest
     data.manifest["measures"] = list(MEASURES if found else MEASURES[:2])
 
 

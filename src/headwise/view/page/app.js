@@ -1,7 +1,7 @@
 // The whole page: the sentence, the text, and the atlas, the table or the map.
 
 const SINK = "first-token sink"; // the kind of heads that put SHARED.sink or more on the first token
-const BARS = " Orange: removing it hurts; blue: removing it helps.";
+const BARS = { measured: " Orange: removing it hurts; blue: removing it helps.", gradient: " Orange: the estimate says that removing it hurts; blue: that removing it helps." };
 // What is shown where a pixel of the map is not the number itself.
 const KINDS_TOLD = {
   peak: (what) => `the largest of the ${what} under each pixel.`,
@@ -127,6 +127,11 @@ class App {
     return this.store.get("color") in this.side.manifest.about ? this.store.get("color") : "none";
   }
 
+  get statistics() {
+    const { about, corner } = this.side.manifest;
+    return Object.keys(about).filter((name) => name !== "next" || !corner); // a causal model sees no next token
+  }
+
   get sort() {
     return this.store.get("sort") in this.side.manifest.about ? this.store.get("sort") : "place";
   }
@@ -171,7 +176,7 @@ class App {
     const view = this.store.get("view");
     const without = view === "map" ? this.kind === "rest" : this.without;
     const sinks = this.sinksOf(this.side);
-    const left = !without || view === "table" ? "" : ` The first token${sinks ? `, on which ${plural(sinks, "head")} put${sinks === 1 ? "s" : ""} ${100 * SHARED.sink} % or more,` : ""} is left out, and the other weights are scaled up to sum to 1.`;
+    const left = !without || view === "table" ? "" : ` The first token${sinks ? `, on which ${plural(sinks, "head")} put${sinks === 1 ? "s" : ""} ${100 * SHARED.sink} % or more,` : ""} is left out, and ${view === "atlas" && this.store.get("rows") ? "each row of a picture is scaled to its largest value" : "the other weights are scaled up to sum to 1"}.`;
     const difference = view === "map" ? this.stage.difference : null;
     const kind = view === "map" && !difference ? KINDS_TOLD[this.kind] : null;
     const what = view === "table" ? "averages per head, of attention weights." : kind ? kind(MEASURES[this.measure].name.toLowerCase()) : MEASURES[this.measure].told;
@@ -273,10 +278,11 @@ class App {
   headOptions(view) {
     const { manifest } = this.side;
     const { store } = this;
-    const stats = Object.keys(manifest.about).map((name) => [name, statName(name)]);
+    const stats = this.statistics.map((name) => [name, statName(name)]);
     const atlas = view === "atlas";
     const bars = atlas ? this.bars : "none";
-    const told = manifest.about[bars] ? `Bars: ${manifest.about[bars]}.${bars === "importance" ? BARS : ""}` : "";
+    const named = bars !== "importance" && bars !== "sink" && !store.get("without") && this.sinksOf(this.side) ? " The first token is included; names of heads describe what is left without it." : "";
+    const told = manifest.about[bars] ? `Bars: ${manifest.about[bars]}.${bars === "importance" ? BARS[manifest.importance_by] || BARS.measured : named}` : "";
     const about = told || manifest.about[this.sort] || "";
     fill(this.options, atlas ? this.measureControl() : null, this.firstCheck(),
       atlas ? this.check("rows", "scale each row", "Each row of a picture is scaled to its largest value, so that patterns show. Otherwise colors stand for weights from 0 to 1.") : null,

@@ -68,29 +68,26 @@ class Atlas {
     return this.app.scale(this.app.store.get("rows") ? Math.max(0, this.app.contrast - 1) : this.app.contrast);
   }
 
-  // Heads that give most of their attention to the first token.
-  get faint() {
-    return this.app.side.manifest.layers.flatMap(({ heads }) => heads).filter((head) => head.numbers.sink > HALF);
-  }
-
   drawLegend() {
     const { unit } = MEASURES[this.app.measure];
     const [left, rows] = [this.app.without ? " without the first token" : "", this.app.store.get("rows") ? ", relative to its row’s largest" : ""];
-    const faint = this.app.without && this.faint.length ? "; faint: more than half is left out" : "";
+    const faint = this.body.querySelector("canvas.faint") ? "; faint: more than half is left out" : "";
     fill(this.legend, legendOf(this.scale, `${unit}${left}${rows}${faint}`, this.app.dark));
   }
 
   paintAll() {
-    for (const [place, cell] of this.cells) tracked(this.draw(cell.querySelector("canvas"), ...place.split(".").map(Number)));
+    const drawn = Array.from(this.cells, ([place, cell]) => tracked(this.draw(cell.querySelector("canvas"), ...place.split(".").map(Number))));
+    tracked(Promise.all(drawn)).then(() => this.drawLegend()); // whether any picture is faint
   }
 
   async draw(canvas, l, h) {
     const { store, data } = this.app;
     const { manifest } = this.app.side;
     const [turn, subject] = [(canvas.turn = (canvas.turn || 0) + 1), new Subject(0, l, h)];
-    const [picture, reach] = await Promise.all([data.source(subject).thumbnail(l, h, this.app.without), data.reach(subject)]);
+    const source = data.source(subject);
+    const [picture, reach, left] = await Promise.all([source.thumbnail(l, h, this.app.without), data.reach(subject), this.app.without ? source.onFirst(l, h) : 0]);
     if (turn !== canvas.turn || !picture) return;
-    canvas.classList.toggle("faint", this.app.without && manifest.layers[l].heads[h].numbers.sink > HALF);
+    canvas.classList.toggle("faint", left > HALF);
     const values = store.get("rows") ? inRows(picture) : picture.values;
     const painted = paint(values, picture.cols, picture.rows, this.scale, this.app.dark);
     [canvas.width, canvas.height] = [picture.cols, picture.rows];

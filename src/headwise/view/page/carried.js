@@ -87,6 +87,15 @@ class CarriedSource extends EmbeddedSource {
     return picture;
   }
 
+  async onFirst(layer, head) {
+    const dense = await this.dense(layer, head);
+    if (!dense) return null;
+    const { T, S, first } = this.manifest;
+    let sum = 0;
+    for (let t = first + 1; t < T; t++) sum += dense.values[t * S + first];
+    return sum / Math.max(1, T - first - 1);
+  }
+
   async margins() {
     return null; // they are those of weights
   }

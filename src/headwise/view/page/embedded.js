@@ -89,6 +89,11 @@ class EmbeddedSource {
     return pictureIn(await this.sections.get(`${without ? "patterns" : "thumbnails"}/${layer}`), head);
   }
 
+  // How much of a head's rows is on the first token, on average over the tokens after it; null if that is not known.
+  async onFirst(layer, head) {
+    return this.manifest.layers[layer].heads[head].numbers.sink;
+  }
+
   // Numbers along the edges, in bins of `bin`: entropy, largest weight and distance by query, received weight by key.
   async margins(layer, head) {
     const [rows, received] = await Promise.all([this.sections.get(`rows/${layer}`), this.sections.get(`received/${layer}`)]);

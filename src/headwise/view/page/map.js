@@ -231,8 +231,8 @@ class HeadMap {
     context.font = `10.5px ${colors.font}`;
     [context.textAlign, context.textBaseline] = ["left", "bottom"];
     const title = (name, most, x, y) => [name, most].forEach((text, i) => context.fillText(text, x, y + 12 * (i - 1)));
-    const longest = (x) => (band < 30 ? `≤${Math.ceil(x)}` : `≤ ${x.toFixed(x < 10 ? 1 : 0)}`);
-    title(band < 30 ? "ent." : "entropy", longest(most.entropy), plot.width + 8, -4);
+    const longest = (x) => `≤${band < 30 ? "" : " "}${x.toFixed(x < 10 ? 1 : 0)}`;
+    title(band < 30 ? "nats" : "entropy", `${longest(most.entropy)}${band < 30 ? "" : " nats"}`, plot.width + 8, -4);
     title(band < 30 ? "dist." : "distance", longest(most.distance), plot.width + 16 + band, -4);
     title(this.kind === "rest" && band > 30 ? "received, with first" : "received", `≤ ${most.received.toFixed(1)}`, plot.width + 8, top + high);
   }
@@ -254,11 +254,12 @@ class HeadMap {
   }
 
   titles(context, colors) {
-    const { pads, plot } = this;
+    const { pads, plot, manifest } = this;
     context.fillStyle = colors.ink;
     context.font = `12px ${colors.font}`;
     [context.textAlign, context.textBaseline] = ["left", "top"];
-    context.fillText("key (attended token) →", 0, -pads.top + 2);
+    const name = this.app.stage.shown.length > 1 ? `${this.subject.title(manifest)}: ` : ""; // of two maps, which
+    context.fillText(`${name}${name ? "key →" : "key (attended token) →"}`, 0, -pads.top + 2);
     context.save();
     context.translate(-pads.left + 12, plot.height);
     context.rotate(-Math.PI / 2);

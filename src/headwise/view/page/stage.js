@@ -81,7 +81,7 @@ class Stage {
       });
     }
     fill(this.maps, ...this.shown.map((map) => map.root));
-    this.maps.classList.toggle("pair", howMany > 1);
+    this.root.classList.toggle("pair", howMany > 1);
   }
 
   // Two texts of different length have separate windows.
@@ -185,13 +185,22 @@ class Stage {
     this.moved();
   }
 
+  // One head and the averages that it is part of; an average leads back to the head that it was chosen from.
   averages(subject) {
     const { manifest } = this.app.side;
-    const found = subject.single ? [[subject.id, "this head"], [`${subject.layer}.*`, `average of layer ${subject.layer}`]] : [[subject.id, subject.name(manifest)]];
-    if (subject.single && manifest.layers.every((layer) => layer.heads.length > subject.head) && manifest.layers.length > 1) found.push([`*.${subject.head}`, `head ${subject.head}, averaged over layers`]);
-    if (subject.id !== "*.*" && manifest.layers.length > 1) found.push(["*.*", "average of all heads"]);
-    if (!subject.single && subject.layer !== "*") found.push([`${subject.layer}.0`, `head ${subject.layer}.0`]);
+    const base = this.baseOf(subject);
+    const { layer, head } = base;
+    const found = [[base.id, `head ${base.name(manifest)}`], [`${layer}.*`, `average of layer ${layer}`]];
+    if (manifest.layers.length > 1 && manifest.layers.every(({ heads }) => heads.length > head)) found.push([`*.${head}`, `head ${head}, averaged over layers`]);
+    if (manifest.layers.length > 1) found.push(["*.*", "average of all heads"]);
     return found;
+  }
+
+  baseOf(subject) {
+    if (subject.single) return (this.base = subject);
+    const fits = (one) => one && subject.members(this.app.side.manifest).some(([l, h]) => l === one.layer && h === one.head);
+    if (!fits(this.base)) this.base = new Subject(0, ...subject.members(this.app.side.manifest)[0]);
+    return this.base;
   }
 
   others() {

@@ -45,7 +45,7 @@ class Subject {
   // What it does, to follow its name.
   about(manifest) {
     if (this.single) return manifest.layers[this.layer].heads[this.head].about;
-    return `of ${plural(this.members(manifest).length, "head")}`;
+    return `covers ${plural(this.members(manifest).length, "head")}`;
   }
 }
 

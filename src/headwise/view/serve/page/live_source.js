@@ -33,6 +33,10 @@ class LiveSource extends EmbeddedSource {
     return found && pictureIn(found, head);
   }
 
+  async onFirst(layer, head) {
+    return this.measure === "weights" ? super.onFirst(layer, head) : null;
+  }
+
   depth() {
     return this.manifest.levels;
   }

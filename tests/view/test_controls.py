@@ -309,3 +309,42 @@ def test_numbers_in_bytes_have_no_more_digits_than_are_true(open_view, builtin, 
         digits = len(told.partition(".")[2])
         assert digits < 3
         assert float(told) == pytest.approx(exact, abs=1.1 * 10**-digits)
+
+
+def test_pictures_fade_by_what_is_shown(open_view, builtin):
+    result = view(builtin, TEXT)
+    page = open_view(result, "#what=value")
+    until(page, RESTING)
+    faint = page.locator(".head:has(canvas.faint)").evaluate_all("heads => heads.map((head) => head.dataset.place)")
+    expected = [
+        f"{layer}.{head}"
+        for layer, found in enumerate(result.carried)
+        for head, rows in enumerate(found.by_value[0, :, 1:, 0].float())
+        if rows.mean() > 0.5
+    ]
+    assert faint == expected
+    assert 0 < len(faint) < 28
+    page.get_by_role("radio", name="Contributions").click()
+    until(page, f"{RESTING} && !document.querySelector('canvas.faint')")
+    assert "faint" not in page.locator(".legend-name").first.inner_text()
+
+
+def test_an_average_leads_back_to_the_head_it_was_chosen_from(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&head=5.4")
+    chooser = page.locator(".controls select").first
+    for average in ("5.*", "*.*", "*.4"):
+        chooser.select_option(average)
+        assert chooser.input_value() == average
+        assert chooser.locator("option").count() == 4
+        chooser.select_option("5.4")
+        assert page.locator(".subject").inner_text().startswith("Head 5.4")
+
+
+def test_two_maps_stand_side_by_side(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&head=5.4&with=4.2&show=both")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    until(page, RESTING)
+    left, right = (frame.bounding_box() for frame in page.locator(".map-frame").all())
+    assert left["y"] == right["y"]
+    assert right["x"] >= left["x"] + left["width"]
+    assert right["y"] + right["height"] <= 900

@@ -38,7 +38,7 @@ class Atlas {
     const name = `${l}.${head.head}`;
     const button = el("button", { class: "head", type: "button", "data-place": `${l}.${h}`, "data-head": head.head, "aria-label": `Head ${name} ${head.about}` },
       el("span", { class: "picture" }, el("canvas", { "aria-hidden": "true" })),
-      el("span", { class: "head-name" }, el("b", { text: name }), el("span", { class: "figure soft", text: traitNumber(head) })), el("span", { class: "trait", text: traitName(head) }), bar);
+      el("span", { class: "head-name" }, el("b", { text: name }), el("span", { class: "figure soft", text: traitNumber(head) })), el("span", { class: "trait", text: traitName(head).replaceAll(" + ", " +\n") }), bar);
     button.addEventListener("click", () => this.app.open(`${l}.${h}`));
     return button;
   }

@@ -50,7 +50,7 @@ class HeadMap {
     const width = this.root.clientWidth;
     if (!width) return;
     const small = width < 560;
-    this.pads = { left: small ? 70 : 104, top: small ? 96 : 104, right: small ? 56 : 112, bottom: 12 };
+    this.pads = { left: small ? 70 : 104, top: small ? 96 : 104, right: small ? 66 : 112, bottom: 12 };
     // A map that fills the width leaves no empty space below it; its lower edge is in the window.
     const needed = ((width - this.pads.left - this.pads.right) * this.view.T) / this.view.S + this.pads.top + this.pads.bottom;
     const height = Math.round(Math.max(300, Math.min(needed, small ? 0.7 * innerHeight : this.app.roomFor(this.root) - 14)));
@@ -214,7 +214,7 @@ class HeadMap {
   // Above: the attention that keys receive. At the right: entropy and distance of queries. They follow the window.
   edges(context, colors) {
     const { view, margins, pads, plot } = this;
-    const band = pads.right < 60 ? 20 : 44;
+    const band = pads.right < 80 ? 20 : 44;
     const words = view.scale >= 12;
     const top = words ? -pads.top + 17 : -pads.top + 30;
     const [entropy, distance, received] = [margins.entropy, margins.distance, margins.received];
@@ -232,7 +232,7 @@ class HeadMap {
     [context.textAlign, context.textBaseline] = ["left", "bottom"];
     const title = (name, most, x, y) => [name, most].forEach((text, i) => context.fillText(text, x, y + 12 * (i - 1)));
     const longest = (x) => `≤${band < 30 ? "" : " "}${x.toFixed(x < 10 ? 1 : 0)}`;
-    title(band < 30 ? "nats" : "entropy", `${longest(most.entropy)}${band < 30 ? "" : " nats"}`, plot.width + 8, -4);
+    title(band < 30 ? "ent." : "entropy", longest(most.entropy), plot.width + 8, -4);
     title(band < 30 ? "dist." : "distance", longest(most.distance), plot.width + 16 + band, -4);
     title(this.kind === "rest" && band > 30 ? "received, with first" : "received", `≤ ${most.received.toFixed(1)}`, plot.width + 8, top + high);
   }

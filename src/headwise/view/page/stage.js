@@ -277,7 +277,7 @@ class Stage {
   bars(pair) {
     if (pair || this.app.measure !== "weights") return null;
     const all = this.app.kind === "rest" ? " They include the first token." : "";
-    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats and mean distance in tokens of each query. ≤ is the longest bar or the most possible.${all}` });
+    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats and mean distance in tokens of each query. A full bar is the number after ≤: the largest there is or, for entropy, the largest possible.${all}` });
   }
 
   // Where the pictures of the file end, how to go on.

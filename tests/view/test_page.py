@@ -12,7 +12,7 @@ from headwise import AttentionMap, OptionError, Scoring, causal, load_builtin, v
 from headwise.masks.probes import sink
 from headwise.view.color import DARK, LIGHT, Palette, table
 from headwise.view.page import document, policy
-from headwise.view.terminal import drawn
+from headwise.view.terminal import ASIDE, drawn
 from headwise.view.tokens import shown
 from headwise.view.words import described
 
@@ -132,7 +132,8 @@ def test_figures_are_the_same_in_python_page_and_terminal(open_page, short, resu
             assert cell == format(head.numbers[name.replace(" ", "_").replace("-", "_")], digits)
     terminal = drawn(result, 200, Palette(0), 60)
     for head in (found for found in result.heads if f" {found.place} " in terminal):
-        assert described(head.summary) in terminal
+        assert described(head.summary).replace(ASIDE, "") in terminal
+    assert "other %: first token aside" in terminal, "said once for all heads"
     page.keyboard.press("1")
     for pair in result.pairs(5):
         assert page.locator(".pair", has_text=f"{pair.weight:.2f} head {pair.layer}.{pair.head}").count() >= 1

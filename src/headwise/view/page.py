@@ -50,7 +50,7 @@ STEPS = 63  # shades of pictures: more take more room and look the same
 SPARSE = 4  # times less room than usual, at best, for a picture
 PIXEL = 0.22  # bytes that a pixel of a picture takes, from experience; half of them are hidden
 RANKING = 1 / 8  # most of the budget that the largest weight of every row of every head may take
-BEST = 2.4  # bytes that such a weight and its key take
+BEST = 3.2  # bytes that such a weight and its key take
 CELLS = (1, 2, 4, 8)  # queries and keys in a pixel of a picture of contributions, the finest first
 KEYS, KINDS = ("keys", "values", "logs"), ("mass", "rest", "peak", "uniform")
 
@@ -323,7 +323,7 @@ def _best(layer: int, statistics: LayerStatistics, first: int) -> dict[str, Sect
     weights = weights.masked_fill((keys == first) | (keys < 0), 0)
     weight, place = weights.max(-1)
     key = keys.gather(-1, place[..., None])[..., 0].clamp(min=0)
-    return {f"best-keys/{layer}": whole_numbers(key), f"best/{layer}": shares(weight)}
+    return {f"best-keys/{layer}": whole_numbers(key), f"best/{layer}": plain(weight.half())}
 
 
 def _largest(name: str, statistics: LayerStatistics, head: int) -> dict[str, Section]:

@@ -151,13 +151,16 @@ class EmbeddedSource {
     const { T, S, first } = this.manifest;
     const place = `${layer}.${head}`;
     const dense = await this.dense(layer, head);
-    if (dense) return largestKey(dense.values.subarray(query * S, (query + 1) * S), place, first);
+    if (dense) {
+      const found = largestKey(dense.values.subarray(query * S, (query + 1) * S), place, first);
+      return { ...found, error: (await this.errorAt(layer, head))(query, found.key, found.weight) };
+    }
     const [keys, weights] = await Promise.all(this.bestNames(layer).map((name) => this.sections.get(name)));
     if (keys) return { place, key: keys.values[head * T + query], weight: weights.values[head * T + query], span: 1 };
     const row = await this.coarseRow(layer, head, query);
     if (!row) return null;
     const i = row.keys.findIndex((key) => first < key || first >= key + row.span);
-    return i < 0 ? null : { place, key: row.keys[i], weight: row.weights[i], span: row.span };
+    return i < 0 ? null : { place, key: row.keys[i], weight: row.weights[i], error: row.errors[i], span: row.span };
   }
 
   bestNames(layer) {

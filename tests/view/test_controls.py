@@ -245,3 +245,106 @@ def test_a_comparison_says_what_is_subtracted_from_what(open_view, builtin):
     assert "the difference of two heads (4.2 minus 3.7)" in page.locator(".shown").inner_text()
     page.get_by_role("radio", name="Other").click()
     assert page.locator(".shown").inner_text().startswith("Shown: attention weights")
+
+
+def test_the_sentence_says_that_weights_are_multiples_of_uniform_attention(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&head=4.2&kind=uniform")
+    assert page.locator(".shown").inner_text().startswith("Shown: weights as multiples of uniform attention")
+    page.get_by_role("radio", name="All tokens").click()
+    assert page.locator(".shown").inner_text().startswith("Shown: attention weights")
+
+
+def test_the_caption_says_how_heads_are_sorted(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#sort=entropy")
+    assert "Sorted by entropy, the highest first" in page.locator(".atlas-tell").inner_text()
+    page.get_by_label("Sort by").select_option("place")
+    assert "Layers run from top to bottom" in page.locator(".atlas-tell").inner_text()
+
+
+def test_a_statistic_that_was_not_measured_is_not_shown(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#color=importance&sort=importance")
+    assert page.get_by_label("Bars").input_value() == "none"
+    assert page.get_by_label("Sort by").input_value() == "place"
+    assert page.locator(".bar-text:visible").count() == 0
+
+
+def test_an_excerpt_has_dots_only_where_it_leaves_something_out(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&head=4.2")
+    page.evaluate(f"{APP}.stage.point({{ query: 9, key: 2 }})")
+    page.locator(".snippet.from").wait_for()
+    assert page.locator(".snippet.to").inner_text().startswith("…")
+    assert page.locator(".snippet.from").inner_text().startswith("<|start|>")
+
+
+def test_contributions_of_a_short_text_are_as_precise_as_they_look(open_view, builtin):
+    result = view(builtin, TEXT)
+    page = open_view(result, "#view=map&head=5.4&what=contribution")
+    assert page.locator(".noted").inner_text() == ""
+    for query, key in ((0, 0), (8, 7), (9, 0)):
+        page.evaluate(f"{APP}.stage.point({{ query: {query}, key: {key} }})")
+        exact = float(result.carried[5].row("contribution", 4, query)[key])
+        until(page, f"Math.abs(document.querySelector('.facts')?.dataset.weight - {exact}) < 6e-4")
+        told = page.locator(".fact b").first.inner_text().replace("−", "-")
+        assert float(told) == pytest.approx(exact, abs=1.1e-3)
+
+
+@pytest.mark.parametrize("what", ["weights", "contribution"])
+def test_numbers_in_bytes_have_no_more_digits_than_are_true(open_view, builtin, what, monkeypatch):
+    from headwise.view import page as pages
+
+    monkeypatch.setattr(pages, "PRECISIONS", (63,))
+    monkeypatch.setattr(
+        pages, "_contributed", lambda *args, floats, f=pages._contributed: None if floats else f(*args, floats=False)
+    )
+    result = view(builtin, TEXT)
+    page = open_view(result, f"#view=map&head=4.2&what={what}")
+    assert "in one byte" in page.locator(".noted").inner_text()
+    rows = result.maps[4][0, 2] if what == "weights" else result.carried[4].contributions()[0, 2]
+    for query in (3, 9, 17):
+        key = int(rows[query].argmax())
+        page.evaluate(f"{APP}.stage.point({{ query: {query}, key: {key} }})")
+        exact = float(rows[query, key])
+        until(page, f"Math.abs(document.querySelector('.facts')?.dataset.weight - {exact}) < 0.03")
+        told = page.locator(".fact b").first.inner_text()
+        digits = len(told.partition(".")[2])
+        assert digits < 3
+        assert float(told) == pytest.approx(exact, abs=1.1 * 10**-digits)
+
+
+def test_pictures_fade_by_what_is_shown(open_view, builtin):
+    result = view(builtin, TEXT)
+    page = open_view(result, "#what=value")
+    until(page, RESTING)
+    faint = page.locator(".head:has(canvas.faint)").evaluate_all("heads => heads.map((head) => head.dataset.place)")
+    expected = [
+        f"{layer}.{head}"
+        for layer, found in enumerate(result.carried)
+        for head, rows in enumerate(found.by_value[0, :, 1:, 0].float())
+        if rows.mean() > 0.5
+    ]
+    assert faint == expected
+    assert 0 < len(faint) < 28
+    page.get_by_role("radio", name="Contributions").click()
+    until(page, f"{RESTING} && !document.querySelector('canvas.faint')")
+    assert "faint" not in page.locator(".legend-name").first.inner_text()
+
+
+def test_an_average_leads_back_to_the_head_it_was_chosen_from(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&head=5.4")
+    chooser = page.locator(".controls select").first
+    for average in ("5.*", "*.*", "*.4"):
+        chooser.select_option(average)
+        assert chooser.input_value() == average
+        assert chooser.locator("option").count() == 4
+        chooser.select_option("5.4")
+        assert page.locator(".subject").inner_text().startswith("Head 5.4")
+
+
+def test_two_maps_stand_side_by_side(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&head=5.4&with=4.2&show=both")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    until(page, RESTING)
+    left, right = (frame.bounding_box() for frame in page.locator(".map-frame").all())
+    assert left["y"] == right["y"]
+    assert right["x"] >= left["x"] + left["width"]
+    assert right["y"] + right["height"] <= 900

@@ -12,7 +12,7 @@ from headwise import AttentionMap, OptionError, Scoring, causal, load_builtin, v
 from headwise.masks.probes import sink
 from headwise.view.color import DARK, LIGHT, Palette, table
 from headwise.view.page import document, policy
-from headwise.view.terminal import drawn
+from headwise.view.terminal import ASIDE, drawn
 from headwise.view.tokens import shown
 from headwise.view.words import described
 
@@ -132,7 +132,8 @@ def test_figures_are_the_same_in_python_page_and_terminal(open_page, short, resu
             assert cell == format(head.numbers[name.replace(" ", "_").replace("-", "_")], digits)
     terminal = drawn(result, 200, Palette(0), 60)
     for head in (found for found in result.heads if f" {found.place} " in terminal):
-        assert described(head.summary) in terminal
+        assert described(head.summary).replace(ASIDE, "") in terminal
+    assert "other %: first token aside" in terminal, "said once for all heads"
     page.keyboard.press("1")
     for pair in result.pairs(5):
         assert page.locator(".pair", has_text=f"{pair.weight:.2f} head {pair.layer}.{pair.head}").count() >= 1
@@ -603,10 +604,14 @@ def test_pictures_say_what_is_left_out_with_the_first_token(open_page, short, re
     until(page, "document.getElementById('headwise').headwise.lines.drawn")
     marks = page.locator(".from-side .lines-word").evaluate_all("words => words.map((word) => word.dataset.left)")
     assert len(marks) > 9  # those in the window
-    assert marks == [f"−{round(100 * float(one))} %" if one > 0.5 else "" for one in share[: len(marks)]]
+    most = [100 if one == 1 else 99 for one in share]  # 100 only if all is left out
+    rounded = [min(most, round(100 * float(one))) for most, one in zip(most, share, strict=True)]
+    assert marks == [f"−{one} %" if one > 50 else "" for one in rounded[: len(marks)]]
     assert "of what is left without the first token" in page.locator(".lines .legend-name").inner_text()
     page.keyboard.press("4")
-    assert "Sink is over all tokens; every other column is without" in page.locator("#table-note").inner_text()
+    assert (
+        "averaged over the tokens after it; every other column is without" in page.locator("#table-note").inner_text()
+    )
     assert "next" not in page.locator("thead th").all_inner_texts(), "no token of a causal model sees the next one"
 
 

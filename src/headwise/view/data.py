@@ -8,6 +8,8 @@ file that has no server behind it.
     rows/L         entropy, largest weight, distance by query   keys/L.H      the 8 largest weights of every row:
     received/L     attention received by key                    values/L.H    their keys and their values
     reach/N        first, last, number of keys a query sees     logs/L.H      log-sum-exp by row, for logits
+                                                                best/L        the largest weight of every row besides
+                                                                best-keys/L   that of the first token, and its key
                                                                 norms/L       what each key passes on, by head
 
 What weights carry (see `carried`) has sections of its own: `contribution/L.H`, all shares of a head or a picture of
@@ -55,7 +57,7 @@ ABOUT = {
     "monotone": "largest weight of queries on a staircase that never goes back",
 }
 WAYS = {
-    "gradient": "estimated from the gradient, which can miss a head",
+    "gradient": "estimated from the gradient, which can miss a head or be several times too large",
     "silence": "its output set to zero",
     "mean": "its output replaced by its mean",
     "patch": "its output taken from another text",
@@ -208,6 +210,7 @@ def manifest(view: View, title: str = "") -> dict[str, Any]:
         "levels": levels(view.T, view.S),
         "clearest": [list(place) for place in clearest(view)],
         "about": {name: text for name, text in ABOUT.items() if name in statistics} | worth(view),
+        "importance_by": None if view.importance is None else view.importance.by,
         "measures": list(view.measures),
         "first": first_key(view),
     }

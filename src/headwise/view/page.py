@@ -24,7 +24,7 @@ from torch import Tensor
 from headwise.errors import OptionError
 from headwise.view.carried import MEASURES, Carried
 from headwise.view.color import page_tables
-from headwise.view.data import PageData, Section, clearest, plain, ratios, shares, signed, whole_numbers
+from headwise.view.data import PageData, Section, clearest, first_key, plain, ratios, shares, signed, whole_numbers
 from headwise.view.pictures import LayerStatistics, PooledCells, filled, levels, pooled_contributions, span_at
 from headwise.view.result import View
 from headwise.view.tokens import page_rules
@@ -49,6 +49,8 @@ COARSEST = 2  # how often a picture of 256 pixels may be halved
 STEPS = 63  # shades of pictures: more take more room and look the same
 SPARSE = 4  # times less room than usual, at best, for a picture
 PIXEL = 0.22  # bytes that a pixel of a picture takes, from experience; half of them are hidden
+RANKING = 1 / 8  # most of the budget that the largest weight of every row of every head may take
+BEST = 3.2  # bytes that such a weight and its key take
 CELLS = (1, 2, 4, 8)  # queries and keys in a pixel of a picture of contributions, the finest first
 KEYS, KINDS = ("keys", "values", "logs"), ("mass", "rest", "peak", "uniform")
 
@@ -149,19 +151,31 @@ def _add_carried(data: PageData, budget: int) -> None:
     if view.carried is None:
         return
     data.sections |= {f"norms/{layer}": plain(found.norms.float()) for layer, found in enumerate(view.carried)}
-    tried = (_contributed(view, span, budget - data.size) for span in CELLS)
+    ways = [(1, True), *((span, False) for span in CELLS)]
+    tried = (_contributed(view, span, budget - data.size, floats=floats) for span, floats in ways)
     found = next((sections for sections in tried if sections is not None), {})
     data.sections |= found
+    coarsest = max((x.code for x in found.values()), key=_range, default="plain")
+    if coarsest != "plain":
+        data.manifest["embedded"]["contributions"] = coarsest
     data.manifest["measures"] = list(MEASURES if found else MEASURES[:2])
 
 
-def _contributed(view: View, span: int, room: float) -> dict[str, Section] | None:
-    """The contributions to every head in cells of `span` queries and keys; None if they do not fit."""
+def _range(code: str) -> float:
+    """The largest number of a section of numbers that have a sign; its steps grow with it."""
+    return float(code.removeprefix("signed ")) if code.startswith("signed ") else 0.0
+
+
+def _contributed(view: View, span: int, room: float, *, floats: bool) -> dict[str, Section] | None:
+    """The contributions to every head in cells of `span` queries and keys, as float16 or in a byte each.
+
+    None if they do not fit.
+    """
     sections: dict[str, Section] = {}
     taken, layers = 0, view.carried or ()
     for done, found in enumerate(layers, 1):
         for head, picture in enumerate(pooled_contributions(found.contributions(), span)):
-            section = sections[f"contribution/{done - 1}.{head}"] = signed(picture)
+            section = sections[f"contribution/{done - 1}.{head}"] = plain(picture.half()) if floats else signed(picture)
             taken += section.size + MANIFEST // 100
         if taken * len(layers) / done > room:
             return None
@@ -213,6 +227,8 @@ class Pyramids:
         rows = T * (8 * (4 if S < 2**16 else 6) + 4) * 0.4
         self.with_keys = set(clearest(self.view)[: max(1, int(budget / 2 / rows))])
         self.keys: dict[str, dict[str, Section]] = {}
+        self.ranked = len(self.order) * T * BEST <= budget * RANKING
+        self.best: dict[str, Section] = {}
 
     def filled(self) -> PageData:
         """The data with what fits."""
@@ -222,6 +238,7 @@ class Pyramids:
         kinds = [kind for kind in KINDS if self._add(kind, self.coarsest)]
         carried = MEASURES[1:] if self.view.carried is not None else ()
         self.data.manifest["measures"] = [MEASURES[0], *(measure for measure in carried if self._add(measure, 0))]
+        self._add_sections(self.best)
         room = self.budget - self.data.size
         single = self._add_keys(room / 2)
         for level in range(self.coarsest + 1, self.finest + 1):
@@ -237,7 +254,9 @@ class Pyramids:
         mass, rest = (PooledCells.of(kind, fine, range(S)) for kind in ("mass", "rest"))
         peak, uniform = (PooledCells.of(kind, coarse, range(S)) for kind in ("peak", "uniform"))
         chosen = [head for head in range(weights.shape[1]) if (layer, head) in self.with_keys]
-        statistics = LayerStatistics.of(weights, top=bool(chosen), cells=[mass, peak, uniform], rest=[rest])
+        statistics = LayerStatistics.of(
+            weights, top=bool(chosen) or self.ranked, cells=[mass, peak, uniform], rest=[rest]
+        )
         self.data.add_layer(layer, statistics)
         self._offer("peak", self.coarsest, layer, peak)
         self._offer("uniform", self.coarsest, layer, uniform)
@@ -247,6 +266,8 @@ class Pyramids:
             mass, rest = mass.halved(), rest.halved()
         for head in chosen:
             self.keys[f"{layer}.{head}"] = _largest(f"{layer}.{head}", statistics, head)
+        if self.ranked:
+            self.best |= _best(layer, statistics, first_key(self.view))
         if self.view.carried is not None:
             self._measure_carried(layer, self.view.carried[layer], coarse)
 
@@ -265,7 +286,10 @@ class Pyramids:
 
     def _add(self, kind: str, level: int) -> bool:
         """Add the pictures of all heads, in place of coarser ones, if they fit."""
-        found = self.offers[kind, level]
+        return self._add_sections(self.offers[kind, level])
+
+    def _add_sections(self, found: dict[str, Section]) -> bool:
+        """Add sections, in place of those of the same name, if they fit."""
         replaced = sum(self.data.sections[name].size for name in found if name in self.data.sections)
         size = sum(len(name) + section.size for name, section in found.items()) - replaced
         fits = self.data.size + size + MANIFEST <= self.budget
@@ -289,6 +313,17 @@ class Pyramids:
 def _span(level: int, T: int, S: int) -> int:
     """Queries and keys per pixel; a negative level is coarser than a whole map in 256 pixels."""
     return span_at(max(level, 0), T, S) << max(-level, 0)
+
+
+def _best(layer: int, statistics: LayerStatistics, first: int) -> dict[str, Section]:
+    """The largest weight of every row besides that of the first token, in every head of a layer, and its key."""
+    assert statistics.top_keys is not None  # noqa: S101 - requested
+    assert statistics.top_weights is not None  # noqa: S101
+    keys, weights = statistics.top_keys[..., :2], statistics.top_weights[..., :2]
+    weights = weights.masked_fill((keys == first) | (keys < 0), 0)
+    weight, place = weights.max(-1)
+    key = keys.gather(-1, place[..., None])[..., 0].clamp(min=0)
+    return {f"best-keys/{layer}": whole_numbers(key), f"best/{layer}": plain(weight.half())}
 
 
 def _largest(name: str, statistics: LayerStatistics, head: int) -> dict[str, Section]:

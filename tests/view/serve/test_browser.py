@@ -336,6 +336,19 @@ def test_a_sweep_colors_every_head_by_what_it_adds_to_the_loss(live, page):
     assert float(told[5].replace("−", "-")) == pytest.approx(change, abs=0.0015)
 
 
+def test_a_sweep_is_not_shown_for_another_text(live, page):
+    page.goto(live.address)
+    ask(page, TEXT, "small")
+    atlas(page, 6)
+    page.click(".sweep")
+    wait(page, "document.querySelector('.status').textContent.startsWith('Each head was switched off')")
+    assert page.locator(".bar-text:visible").count() == 6
+    ask(page, "Another text, of other words.", "small")
+    wait(page, "document.querySelector('#headwise h1').textContent.includes('Another text')")
+    assert page.locator(".bar-text:visible").count() == 0
+    assert page.get_by_label("Bars").input_value() == "none"
+
+
 def test_what_weights_carry_is_shown_of_a_live_run(live, page):
     page.goto(live.address)
     ask(page, TEXT)

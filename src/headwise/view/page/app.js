@@ -1,7 +1,12 @@
 // The whole page: the sentence, the text, and the atlas, the table or the map.
 
 const SINK = "first-token sink"; // the kind of heads that put SHARED.sink or more on the first token
-const BARS = " Orange: removing it hurts; blue: removing it helps.";
+const BARS = { measured: " Orange: removing it hurts; blue: removing it helps.", gradient: " Orange: the estimate says that removing it hurts; blue: that removing it helps." };
+// What is shown where a pixel of the map is not the number itself.
+const KINDS_TOLD = {
+  peak: (what) => `the largest of the ${what} under each pixel.`,
+  uniform: (what) => `${what} as multiples of uniform attention: 1× is what each token would get if its row were spread evenly over all tokens that it may attend to.`,
+};
 const VIEWS = [["atlas", "Heads", "All heads as pictures"], ["words", "Text", "One head as lines between words"], ["map", "Map", "One head as a map of weights"], ["table", "Table", "All heads as numbers"]];
 
 class App {
@@ -89,7 +94,8 @@ class App {
       el("button", { type: "button", class: "icon", text: "◐", "aria-label": "Light or dark theme", title: "Light or dark theme  d", onclick: () => this.flipTheme() }),
       el("button", { type: "button", class: "icon", text: "?", "aria-label": "Help", title: "Help  ?", onclick: () => this.help.showModal() }));
     this.shown = el("p", { class: "soft note shown" });
-    const header = el("header", { class: "top" }, el("div", { class: "top-line" }, el("h1", {}, el("bdi", { text: manifest.title })), tools), sentence, this.shown, this.notes());
+    this.noted = el("p", { class: "soft note noted" });
+    const header = el("header", { class: "top" }, el("div", { class: "top-line" }, el("h1", {}, el("bdi", { text: manifest.title })), tools), sentence, this.shown, this.noted);
     fill(this.root, header, el("div", { class: "columns" }, this.reading.root, this.main), this.help);
     this.atlas.build();
     this.reading.build();
@@ -99,15 +105,35 @@ class App {
   // What the reader should know about this file.
   notes() {
     const { embedded, model, T } = this.side.manifest;
-    if (!embedded || embedded.weights === "float32" || embedded.weights === "float16") return null;
-    const text = embedded.weights ? `This file stores every weight in one byte: a weight of 0.5 to within ${(Math.SQRT1_2 / embedded.steps).toFixed(3)}, of 0.01 to within ${(0.1 / embedded.steps).toFixed(4)}.`
-      : `${count(T)} tokens are too many to store every weight: this file has pictures of all heads, and the largest weights of ${plural(embedded.keys.length, "head")}.${model && this.measures.length < 2 ? " With values=True or --values it would also show what the weights carry." : ""}`;
-    return el("p", { class: "soft note", text });
+    if (!embedded) return "";
+    if (embedded.weights) return this.precision(embedded);
+    return `${count(T)} tokens are too many to store every weight: this file has pictures of all heads, and the largest weights of ${plural(embedded.keys.length, "head")}.${model && this.measures.length < 2 ? " With values=True or --values it would also show what the weights carry." : ""}`;
+  }
+
+  // How precise the numbers of a short text are, where that can be seen.
+  precision({ steps, contributions }) {
+    const within = (what, code) => `This file stores ${what} in one byte: one of 0.5 to within ${errorOf(code)(0.5).toFixed(3)}, one of 0.01 to within ${errorOf(code)(0.01).toFixed(4)}. Numbers are shown with no more digits than that.`;
+    const code = this.measure === "contribution" ? contributions : steps && `sqrt ${steps}`;
+    return code ? within(this.measure === "contribution" ? "every contribution" : "every weight", code) : "";
   }
 
   // What is shown of the model: weights, what they carry, or contributions; see carried.js.
   get measures() {
     return Object.keys(MEASURES).filter((name) => this.sides.every(({ manifest }) => (manifest.measures || ["weights"]).includes(name)));
+  }
+
+  // The statistics shown as bars and sorted by; one that was measured for another text is not shown for this one.
+  get bars() {
+    return this.store.get("color") in this.side.manifest.about ? this.store.get("color") : "none";
+  }
+
+  get statistics() {
+    const { about, corner } = this.side.manifest;
+    return Object.keys(about).filter((name) => name !== "next" || !corner); // a causal model sees no next token
+  }
+
+  get sort() {
+    return this.store.get("sort") in this.side.manifest.about ? this.store.get("sort") : "place";
   }
 
   get measure() {
@@ -146,12 +172,14 @@ class App {
   }
 
   tellShown() {
+    this.noted.textContent = this.notes();
     const view = this.store.get("view");
     const without = view === "map" ? this.kind === "rest" : this.without;
     const sinks = this.sinksOf(this.side);
-    const left = !without || view === "table" ? "" : ` The first token${sinks ? `, on which ${plural(sinks, "head")} put${sinks === 1 ? "s" : ""} ${100 * SHARED.sink} % or more,` : ""} is left out, and the other weights are scaled up to sum to 1.`;
+    const left = !without || view === "table" ? "" : ` The first token${sinks ? `, on which ${plural(sinks, "head")} put${sinks === 1 ? "s" : ""} ${100 * SHARED.sink} % or more,` : ""} is left out, and ${view === "atlas" && this.store.get("rows") ? "each row of a picture is scaled to its largest value" : "the other weights are scaled up to sum to 1"}.`;
     const difference = view === "map" ? this.stage.difference : null;
-    const what = view === "table" ? "averages per head, of attention weights." : MEASURES[this.measure].told;
+    const kind = view === "map" && !difference ? KINDS_TOLD[this.kind] : null;
+    const what = view === "table" ? "averages per head, of attention weights." : kind ? kind(MEASURES[this.measure].name.toLowerCase()) : MEASURES[this.measure].told;
     this.shown.textContent = `Shown: ${difference ? `the difference of two heads (${difference}), of ` : ""}${what}${left}`;
   }
 
@@ -160,8 +188,7 @@ class App {
   }
 
   rowsOf(subject) {
-    const { source } = this.sides[subject.side];
-    return subject.single && source.hasRows ? source.hasRows(subject.layer, subject.head) : "all";
+    return this.data.exact(subject);
   }
 
   locked() {
@@ -251,16 +278,17 @@ class App {
   headOptions(view) {
     const { manifest } = this.side;
     const { store } = this;
-    const stats = Object.keys(manifest.about).map((name) => [name, statName(name)]);
+    const stats = this.statistics.map((name) => [name, statName(name)]);
     const atlas = view === "atlas";
-    const bars = atlas ? store.get("color") : "none";
-    const told = manifest.about[bars] ? `Bars: ${manifest.about[bars]}.${bars === "importance" ? BARS : ""}` : "";
-    const about = told || manifest.about[store.get("sort")] || "";
+    const bars = atlas ? this.bars : "none";
+    const named = bars !== "importance" && bars !== "sink" && !store.get("without") && this.sinksOf(this.side) ? " The first token is included; names of heads describe what is left without it." : "";
+    const told = manifest.about[bars] ? `Bars: ${manifest.about[bars]}.${bars === "importance" ? BARS[manifest.importance_by] || BARS.measured : named}` : "";
+    const about = told || manifest.about[this.sort] || "";
     fill(this.options, atlas ? this.measureControl() : null, this.firstCheck(),
       atlas ? this.check("rows", "scale each row", "Each row of a picture is scaled to its largest value, so that patterns show. Otherwise colors stand for weights from 0 to 1.") : null,
       atlas ? this.contrastControl() : null,
-      this.stage.chooser("Sort by", store.get("sort"), [["place", "layer and head"], ...stats], (value) => store.set({ sort: value })),
-      atlas ? this.stage.chooser("Bars", store.get("color"), [["none", "none"], ...stats], (value) => store.set({ color: value })) : null,
+      this.stage.chooser("Sort by", this.sort, [["place", "layer and head"], ...stats], (value) => store.set({ sort: value })),
+      atlas ? this.stage.chooser("Bars", this.bars, [["none", "none"], ...stats], (value) => store.set({ color: value })) : null,
       el("span", { class: "soft about", text: about }));
     if (atlas) this.atlas.drawLegend();
   }

@@ -38,7 +38,7 @@ class Atlas {
     const name = `${l}.${head.head}`;
     const button = el("button", { class: "head", type: "button", "data-place": `${l}.${h}`, "data-head": head.head, "aria-label": `Head ${name} ${head.about}` },
       el("span", { class: "picture" }, el("canvas", { "aria-hidden": "true" })),
-      el("span", { class: "head-name" }, el("b", { text: name }), el("span", { class: "figure soft", text: traitNumber(head) })), el("span", { class: "trait", text: traitName(head) }), bar);
+      el("span", { class: "head-name" }, el("b", { text: name }), el("span", { class: "figure soft", text: traitNumber(head) })), el("span", { class: "trait", text: traitName(head).replaceAll(" + ", " +\n") }), bar);
     button.addEventListener("click", () => this.app.open(`${l}.${h}`));
     return button;
   }
@@ -49,7 +49,7 @@ class Atlas {
     if (!cell) {
       this.told.style.minHeight = "";
       const inked = this.app.measure === "contribution" ? "colored by how much each attended token contributes" : manifest.keys ? "inked where it attends" : "inked where that token attends";
-      return fill(this.told, `Each picture is one head: a row for every token${manifest.keys ? " that attends, a column for every token of the other text" : ""}, ${inked}.${manifest.layers.length > 1 ? " Layers run from top to bottom." : ""}`);
+      return fill(this.told, `Each picture is one head: a row for every token${manifest.keys ? " that attends, a column for every token of the other text" : ""}, ${inked}.${this.order}`);
     }
     const [l, h] = cell.dataset.place.split(".").map(Number);
     const head = manifest.layers[l].heads[h];
@@ -57,34 +57,37 @@ class Atlas {
     return fill(this.told, el("b", { text: `Head ${l}.${head.head}` }), ` ${head.about}`);
   }
 
+  get order() {
+    const { sort, side } = this.app;
+    if (sort !== "place") return ` Sorted by ${statName(sort)}, the highest first.`;
+    return side.manifest.layers.length > 1 ? " Layers run from top to bottom." : "";
+  }
+
   // Scaled rows need less contrast.
   get scale() {
     return this.app.scale(this.app.store.get("rows") ? Math.max(0, this.app.contrast - 1) : this.app.contrast);
   }
 
-  // Heads that give most of their attention to the first token.
-  get faint() {
-    return this.app.side.manifest.layers.flatMap(({ heads }) => heads).filter((head) => head.numbers.sink > HALF);
-  }
-
   drawLegend() {
     const { unit } = MEASURES[this.app.measure];
     const [left, rows] = [this.app.without ? " without the first token" : "", this.app.store.get("rows") ? ", relative to its row’s largest" : ""];
-    const faint = this.app.without && this.faint.length ? "; faint: more than half is left out" : "";
+    const faint = this.body.querySelector("canvas.faint") ? "; faint: more than half is left out" : "";
     fill(this.legend, legendOf(this.scale, `${unit}${left}${rows}${faint}`, this.app.dark));
   }
 
   paintAll() {
-    for (const [place, cell] of this.cells) tracked(this.draw(cell.querySelector("canvas"), ...place.split(".").map(Number)));
+    const drawn = Array.from(this.cells, ([place, cell]) => tracked(this.draw(cell.querySelector("canvas"), ...place.split(".").map(Number))));
+    tracked(Promise.all(drawn)).then(() => this.drawLegend()); // whether any picture is faint
   }
 
   async draw(canvas, l, h) {
     const { store, data } = this.app;
     const { manifest } = this.app.side;
     const [turn, subject] = [(canvas.turn = (canvas.turn || 0) + 1), new Subject(0, l, h)];
-    const [picture, reach] = await Promise.all([data.source(subject).thumbnail(l, h, this.app.without), data.reach(subject)]);
+    const source = data.source(subject);
+    const [picture, reach, left] = await Promise.all([source.thumbnail(l, h, this.app.without), data.reach(subject), this.app.without ? source.onFirst(l, h) : 0]);
     if (turn !== canvas.turn || !picture) return;
-    canvas.classList.toggle("faint", this.app.without && manifest.layers[l].heads[h].numbers.sink > HALF);
+    canvas.classList.toggle("faint", left > HALF);
     const values = store.get("rows") ? inRows(picture) : picture.values;
     const painted = paint(values, picture.cols, picture.rows, this.scale, this.app.dark);
     [canvas.width, canvas.height] = [picture.cols, picture.rows];
@@ -103,12 +106,12 @@ class Atlas {
     const [l, h] = place.split(".").map(Number);
     const head = this.app.side.manifest.layers[l].heads[h];
     const from = this.app.store.get("without") ? head.without_first : head.numbers;
-    return (name) => (name === "importance" ? head.importance ?? 0 : from[name] ?? head.numbers[name]);
+    return (name) => (name === "importance" ? head.importance ?? null : from[name] ?? head.numbers[name]); // null: not measured yet
   }
 
   arrange() {
     const { manifest } = this.app.side;
-    const sort = this.app.store.get("sort");
+    const { sort } = this.app;
     this.color();
     if (sort === "place") fill(this.body, ...manifest.layers.map((layer, l) => this.layer(layer, l)));
     else fill(this.body, ...this.sorted(sort).map((place) => this.cells.get(place)));
@@ -142,8 +145,8 @@ class Atlas {
     this.fitted = this.root.clientWidth;
     const [width, height] = [this.root.clientWidth || 800, Math.max(280, this.app.roomFor(this.body) - 16)];
     const shared = Math.max(...manifest.layers.map((layer) => layer.shared)) > 1;
-    const bar = this.app.store.get("color") === "none" ? 0 : 16;
-    const flat = this.app.store.get("sort") !== "place";
+    const bar = this.app.bars === "none" ? 0 : 16;
+    const flat = this.app.sort !== "place";
     const size = (columns, below, gap) => {
       const across = flat ? columns : heads;
       const wide = (flat ? width : width / columns - 40 - (shared ? 6 * (heads / manifest.layers[0].shared) : 0)) / across - gap;
@@ -166,19 +169,20 @@ class Atlas {
   }
 
   color() {
-    const name = this.app.store.get("color");
+    const name = this.app.bars;
     this.root.classList.toggle("colored", name !== "none");
     if (name === "none") return;
     const most = Math.max(...Array.from(this.cells.keys(), (place) => Math.abs(this.number(place)(name))), 1e-9);
     const worth = name === "importance";
     const scale = worth ? new Scale("difference", this.app.contrast, most) : this.scale;
     for (const [place, cell] of this.cells) {
-      const value = this.number(place)(name);
+      const known = this.number(place)(name);
+      const value = known ?? 0;
       const [filled, text] = [cell.querySelector(".bar-fill"), cell.querySelector(".bar-text")];
       const share = worth ? 1 : name === "distance" ? value / most : value;
       filled.style.width = `${100 * clamp(share, 0, 1)}%`;
       filled.style.background = scale.color(worth ? value : share, this.app.dark);
-      text.textContent = name === "distance" ? value.toFixed(1) : worth ? (Math.abs(value) < 0.0005 ? "0" : signed(value)) : value.toFixed(2);
+      text.textContent = known === null ? "–" : name === "distance" ? value.toFixed(1) : worth ? (Math.abs(value) < 0.0005 ? "0" : signed(value)) : value.toFixed(2);
       text.style.color = worth ? (scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb") : "";
       text.style.background = worth ? "none" : "";
     }

@@ -29,6 +29,20 @@ class CarriedSource extends EmbeddedSource {
     return this.sections.has(name) && this.sections.shape(name)[0] === this.manifest.T;
   }
 
+  // A weighted number is as precise as its weight, in proportion.
+  async errorAt(layer, head) {
+    if (this.measure !== "value") {
+      const error = this.sections.error(this.pictureName(layer, head));
+      return (query, key, value) => error(value);
+    }
+    if (!this.hasDense(layer, head)) return () => 0;
+    const [plain, error] = await Promise.all([this.plain.dense(layer, head), this.plain.errorAt(layer, head)]);
+    return (query, key, value) => {
+      const weight = plain.values[query * this.manifest.S + key];
+      return weight > 0 ? (value * error(query, key, weight)) / weight : 0;
+    };
+  }
+
   hasRows(layer, head) {
     return this.hasDense(layer, head) ? "all" : null;
   }
@@ -73,6 +87,15 @@ class CarriedSource extends EmbeddedSource {
     return picture;
   }
 
+  async onFirst(layer, head) {
+    const dense = await this.dense(layer, head);
+    if (!dense) return null;
+    const { T, S, first } = this.manifest;
+    let sum = 0;
+    for (let t = first + 1; t < T; t++) sum += dense.values[t * S + first];
+    return sum / Math.max(1, T - first - 1);
+  }
+
   async margins() {
     return null; // they are those of weights
   }
@@ -81,8 +104,12 @@ class CarriedSource extends EmbeddedSource {
     return null;
   }
 
+  bestNames() {
+    return []; // those of the page are weights
+  }
+
   async cell(layer, head, query, key) {
     const [found, plain] = await Promise.all([super.cell(layer, head, query, key), this.plain.cell(layer, head, query, key)]);
-    return found && { ...found, logit: null, plain: plain?.weight ?? null };
+    return found && { ...found, logit: null, plain: plain?.weight ?? null, plainError: plain?.error || 0 };
   }
 }

@@ -16,6 +16,13 @@ class EmbeddedSource {
     return this.sections.get(`weights/${layer}.${head}`);
   }
 
+  // How far a number may be from the true one; see Sections.
+  async errorAt(layer, head) {
+    const name = this.hasDense(layer, head) ? `weights/${layer}.${head}` : `values/${layer}.${head}`;
+    const error = this.sections.error(name);
+    return (query, key, value) => error(value);
+  }
+
   hasDense(layer, head) {
     return this.sections.has(`weights/${layer}.${head}`);
   }
@@ -82,6 +89,11 @@ class EmbeddedSource {
     return pictureIn(await this.sections.get(`${without ? "patterns" : "thumbnails"}/${layer}`), head);
   }
 
+  // How much of a head's rows is on the first token, on average over the tokens after it; null if that is not known.
+  async onFirst(layer, head) {
+    return this.manifest.layers[layer].heads[head].numbers.sink;
+  }
+
   // Numbers along the edges, in bins of `bin`: entropy, largest weight and distance by query, received weight by key.
   async margins(layer, head) {
     const [rows, received] = await Promise.all([this.sections.get(`rows/${layer}`), this.sections.get(`received/${layer}`)]);
@@ -97,39 +109,62 @@ class EmbeddedSource {
       const [weights, reach] = [dense.values.subarray(query * S, (query + 1) * S), await this.reach(layer, head)];
       const keys = Array.from(weights.keys()).filter((key) => reach.sees(query, key, Math.abs(weights[key])));
       keys.sort((a, b) => Math.abs(weights[b]) - Math.abs(weights[a]) || a - b);
-      return { keys, weights: keys.map((key) => weights[key]), whole: true };
+      const error = await this.errorAt(layer, head);
+      return { keys, weights: keys.map((key) => weights[key]), errors: keys.map((key) => error(query, key, weights[key])), whole: true };
     }
-    const [keys, values] = await Promise.all(["keys", "values"].map((name) => this.sections.get(`${name}/${layer}.${head}`)));
-    if (!keys) return this.coarseRow(layer, head, query);
-    const most = Math.min(keys.shape[1], (await this.reach(layer, head)).count(query));
-    const at = query * keys.shape[1];
-    return { keys: Array.from(keys.values.subarray(at, at + most)), weights: Array.from(values.values.subarray(at, at + most)), whole: false };
+    const known = await this.known(layer, head);
+    if (!known) return this.coarseRow(layer, head, query);
+    const most = Math.min(known.k, (await this.reach(layer, head)).count(query));
+    const [from, to] = [query * known.k, query * known.k + most];
+    return { keys: Array.from(known.keys.subarray(from, to)), weights: Array.from(known.weights.subarray(from, to)), whole: false };
   }
 
   // Without single weights: what the finest picture says of the queries around this one, in ranges of keys.
-  async coarseRow(layer, head, query) {
-    const kind = this.kinds && !this.kinds.includes("rest") ? "mass" : "rest";
+  async coarseRow(layer, head, query, kind = "mass") {
     const level = this.depth(layer, head, kind);
     if (level === NONE) return null;
     const picture = await this.picture(layer, head, level, kind);
     const from = Math.floor(query / picture.span) * picture.cols;
     const values = picture.values.subarray(from, from + picture.cols);
     const order = Array.from(values.keys()).filter((col) => values[col] !== 0).sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, 64);
-    return { keys: order.map((col) => col * picture.span), weights: order.map((col) => values[col]), span: picture.span, kind, whole: false };
+    const error = this.sections.error(this.pictureName(layer, head, kind));
+    return { keys: order.map((col) => col * picture.span), weights: order.map((col) => values[col]), errors: order.map((col) => error(values[col])), span: picture.span, kind, whole: false };
+  }
+
+  // The pixel of the finest picture that covers a pair.
+  async pixel(layer, head, query, key) {
+    const level = this.depth(layer, head, "mass");
+    if (level === NONE) return null;
+    const { values, cols, span } = await this.picture(layer, head, level, "mass");
+    const sum = values[Math.floor(query / span) * cols + Math.floor(key / span)];
+    return { weight: null, sum, span, error: this.sections.error(this.pictureName(layer, head, "mass"))(sum) };
   }
 
   // For one query, what each head attends to most besides the first token: place, key, weight; the strongest first.
   async ranking(query) {
-    const found = [];
-    await Promise.all(this.manifest.layers.flatMap((layer, l) => layer.heads.map(async (_, h) => {
-      const dense = await this.dense(l, h);
-      if (dense) return found.push(largestKey(dense.values.subarray(query * this.manifest.S, (query + 1) * this.manifest.S), `${l}.${h}`, this.manifest.first));
-      const row = await this.row(l, h, query);
-      if (!row) return;
-      const i = row.span ? 0 : row.keys.findIndex((key) => key !== this.manifest.first);
-      if (i >= 0 && row.keys.length) return found.push({ place: `${l}.${h}`, key: row.keys[i], weight: row.weights[i], span: row.span || 1 });
-    })));
-    return found.filter(({ weight }) => weight > 0).sort((a, b) => b.weight - a.weight);
+    const found = await Promise.all(this.manifest.layers.flatMap((layer, l) => layer.heads.map((_, h) => this.strongest(l, h, query))));
+    return found.filter((one) => one?.weight > 0).sort((a, b) => b.weight - a.weight);
+  }
+
+  // All heads from single weights, or all from pictures, whose rows cover several queries: the two cannot be compared.
+  async strongest(layer, head, query) {
+    const { T, S, first } = this.manifest;
+    const place = `${layer}.${head}`;
+    const dense = await this.dense(layer, head);
+    if (dense) {
+      const found = largestKey(dense.values.subarray(query * S, (query + 1) * S), place, first);
+      return { ...found, error: (await this.errorAt(layer, head))(query, found.key, found.weight) };
+    }
+    const [keys, weights] = await Promise.all(this.bestNames(layer).map((name) => this.sections.get(name)));
+    if (keys) return { place, key: keys.values[head * T + query], weight: weights.values[head * T + query], span: 1 };
+    const row = await this.coarseRow(layer, head, query);
+    if (!row) return null;
+    const i = row.keys.findIndex((key) => first < key || first >= key + row.span);
+    return i < 0 ? null : { place, key: row.keys[i], weight: row.weights[i], error: row.errors[i], span: row.span };
+  }
+
+  bestNames(layer) {
+    return [`best-keys/${layer}`, `best/${layer}`];
   }
 
   // The largest weights of a head, to draw below the finest picture.
@@ -142,31 +177,30 @@ class EmbeddedSource {
   async column(layer, head, key) {
     const { T, S } = this.manifest;
     const found = [];
-    const dense = await this.dense(layer, head);
+    const [dense, error] = await Promise.all([this.dense(layer, head), this.errorAt(layer, head)]);
     if (dense) {
       const reach = await this.reach(layer, head);
       for (let t = 0; t < T; t++) if (reach.sees(t, key, Math.abs(dense.values[t * S + key]))) found.push([t, dense.values[t * S + key]]);
     } else {
-      const [keys, values] = await Promise.all(["keys", "values"].map((name) => this.sections.get(`${name}/${layer}.${head}`)));
-      if (!keys) return null;
-      const k = keys.shape[1];
-      for (let i = 0; i < keys.values.length; i++) if (keys.values[i] === key && values.values[i] > 0) found.push([Math.floor(i / k), values.values[i]]);
+      const known = await this.known(layer, head);
+      if (!known) return null;
+      known.keys.forEach((each, i) => each === key && known.weights[i] > 0 && found.push([Math.floor(i / known.k), known.weights[i]]));
     }
     found.sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]) || a[0] - b[0]);
-    return { queries: found.map((x) => x[0]), weights: found.map((x) => x[1]), whole: Boolean(dense) };
+    return { queries: found.map((x) => x[0]), weights: found.map((x) => x[1]), errors: found.map(([query, weight]) => error(query, key, weight)), whole: Boolean(dense) };
   }
 
   async cell(layer, head, query, key) {
     const reach = await this.reach(layer, head);
     const visible = reach.count(query);
     const row = await this.row(layer, head, query);
-    if (!row || row.span) return reach.sees(query, key, 1) ? null : { weight: 0, logit: -Infinity, rank: null, visible, hidden: true };
+    if (!row || row.span) return reach.sees(query, key, 1) ? this.pixel(layer, head, query, key) : { weight: 0, logit: -Infinity, rank: null, visible, hidden: true };
     const place = row.keys.indexOf(key);
     if (place < 0 && (row.whole || !reach.sees(query, key, 1))) return { weight: 0, logit: -Infinity, rank: null, visible, hidden: true };
     if (place < 0) return { weight: null, below: row.weights.at(-1), visible };
     const logs = await this.sections.get(`logs/${layer}.${head}`);
     const weight = row.weights[place];
-    return { weight, logit: logs ? Math.log(weight) + logs.values[query] : null, rank: row.weights.indexOf(weight) + 1, visible };
+    return { weight, error: row.errors?.[place] || 0, logit: logs ? Math.log(weight) + logs.values[query] : null, rank: row.weights.indexOf(weight) + 1, visible };
   }
 }
 

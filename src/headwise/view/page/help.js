@@ -26,7 +26,7 @@ const TERMS = [
   ["Broad", "spreads its attention almost evenly over the whole text."],
   ["Mixed", "does none of these clearly."],
   ["Nats", "units of loss and entropy: natural logarithms. A loss of 0.69 nats is a probability of one half."],
-  ["Entropy", "0 if a query attends to one key; the logarithm of the number of keys if it attends to all of them equally."],
+  ["Entropy", "how evenly a query spreads its attention. Of heads (table, bars, files), from 0 for one key to 1 for all keys alike. Beside the map, in nats: from 0 to the logarithm of the number of keys."],
   ["Received", "the sum of the weights that all queries give to a key."],
 ];
 

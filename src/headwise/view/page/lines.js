@@ -93,8 +93,10 @@ class Lines {
 
   drawLegend() {
     const { app } = this;
+    const span = app.data.spanOf(app.subject(), app.without ? "rest" : "mass");
+    const coarse = span > 1 ? `. Lines are averages over ${count(span)} words and go to ${count(span)} words together: this file has no numbers of single tokens here` : "";
     const [left, mark] = app.without ? [", of what is left without the first token", ". −99 %: so much of a row is left out"] : ["", ""];
-    fill(this.legend, legendOf(app.scale(), `${MEASURES[app.measure].unit}${left}. Thicker and ${app.dark ? "brighter" : "darker"}: more${mark}`, app.dark));
+    fill(this.legend, legendOf(app.scale(), `${MEASURES[app.measure].unit}${left}. Thicker and ${app.dark ? "brighter" : "darker"}: more${mark}${coarse}`, app.dark));
   }
 
   show(at) {
@@ -112,14 +114,14 @@ class Lines {
     if (at !== this.at || !row) return undefined;
     const best = row.keys.map((key, i) => [key, row.weights[i]]).slice(0, 3);
     return fill(this.told, el("bdi", { class: "token to-word", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: " attends to " }),
-      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + row.span) - 1)}` : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(2).replace("-", "−")}` })]), el("span", { class: "soft", text: leftOut(row) && ` (of the rest: ${leftOut(row)})` }));
+      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + row.span) - 1)}` : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(digitsOf(row.errors?.[i], 2)).replace("-", "−")}` })]), el("span", { class: "soft", text: row.span > 1 ? ` (${averageText(row.span, at, manifest.T)})` : leftOut(row) && ` (of the rest: ${leftOut(row)})` }));
   }
 
   // The row of a query, without the first token if that is asked for.
   async row(query) {
     if (!this.rows.has(query)) {
       if (this.rows.size > 4000) this.rows.clear();
-      const made = this.app.data.row(this.app.subject(), query).then((row) => (row && this.app.without && !row.span ? withoutFirst(row, this.app.side.manifest.first) : row));
+      const made = this.app.data.row(this.app.subject(), query, this.app.without ? "rest" : "mass").then((row) => (row && this.app.without && !row.span ? withoutFirst(row, this.app.side.manifest.first) : row));
       this.rows.set(query, tracked(made));
       made.then((row) => (made.found = row));
     }
@@ -243,10 +245,10 @@ function withoutFirst(row, first) {
   const at = row.keys.indexOf(first);
   if (at < 0) return row;
   const left = 1 - row.weights[at];
-  if (left < 1e-6) return { ...row, left: 0, keys: [], weights: [] };
+  if (left < 1e-6) return { ...row, left: 0, keys: [], weights: [], errors: [] };
   const keep = (values) => values.filter((_, i) => i !== at);
-  return { ...row, left, keys: keep(row.keys), weights: keep(row.weights).map((weight) => Math.min(1, weight / left)) };
+  return { ...row, left, keys: keep(row.keys), weights: keep(row.weights).map((weight) => Math.min(1, weight / left)), errors: row.errors && keep(row.errors).map((error) => error / left) };
 }
 
 // How much of a row was left out with the first token, where that is most of it.
-const leftOut = (row) => (row?.left < 0.5 ? `${Math.floor(100 * (1 - row.left))} % left out` : ""); // 100 % only if all is
+const leftOut = (row) => (row?.left < 0.5 ? `${Math.min(row.left ? 99 : 100, Math.round(100 * (1 - row.left)))} % left out` : ""); // 100 % only if all is

@@ -23,9 +23,10 @@ class HeadMap {
     this.tiles = new Tiles(ask, depth, manifest.levels, manifest.T, manifest.S, { scale, dark: this.app.dark }, () => this.redraw());
     this.redraw();
     const turn = this.tiles;
-    const [margins, reach] = await Promise.all([data.margins(subject), data.reach(subject)]);
+    const single = !minus && subject.single && kind !== "uniform";
+    const [margins, reach, error] = await Promise.all([data.margins(subject), data.reach(subject), single ? data.source(subject).errorAt(subject.layer, subject.head) : null]);
     if (turn !== this.tiles) return;
-    Object.assign(this, { margins, reach });
+    Object.assign(this, { margins, reach, error });
     this.redraw();
   }
 
@@ -49,7 +50,7 @@ class HeadMap {
     const width = this.root.clientWidth;
     if (!width) return;
     const small = width < 560;
-    this.pads = { left: small ? 70 : 104, top: small ? 96 : 104, right: small ? 56 : 112, bottom: 12 };
+    this.pads = { left: small ? 70 : 104, top: small ? 96 : 104, right: small ? 66 : 112, bottom: 12 };
     // A map that fills the width leaves no empty space below it; its lower edge is in the window.
     const needed = ((width - this.pads.left - this.pads.right) * this.view.T) / this.view.S + this.pads.top + this.pads.bottom;
     const height = Math.round(Math.max(300, Math.min(needed, small ? 0.7 * innerHeight : this.app.roomFor(this.root) - 14)));
@@ -137,15 +138,16 @@ class HeadMap {
       const value = this.tiles.value(query, key) ?? this.exact?.value(query, key) ?? null;
       if (value === null) return;
       context.fillStyle = this.scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb";
-      context.fillText(this.figure(value), x + view.scale / 2, y + view.scale / 2);
+      context.fillText(this.figure(value, this.error?.(query, key, value)), x + view.scale / 2, y + view.scale / 2);
     });
   }
 
-  figure(value) {
+  figure(value, error = 0) {
     if (value === 0) return "0"; // numbers that only round to 0 are written below as <.01
     if (this.scale.name === "ratio") return value < 0.05 ? "<.1" : value >= 10 ? value.toFixed(0) : value.toFixed(1);
-    if (Math.abs(value) < 0.005) return this.scale.name === "difference" ? "≈0" : "<.01";
-    return value.toFixed(2).replace("0.", ".").replace("-", "−");
+    const digits = digitsOf(error, 2);
+    if (Math.abs(value) < 0.5 * 10 ** -digits) return this.scale.name === "difference" ? "≈0" : `<${(10 ** -digits).toFixed(digits)}`.replace("0.", ".");
+    return value.toFixed(digits).replace(/^(-?)0\./, "$1.").replace("-", "−");
   }
 
   each(run) {
@@ -212,7 +214,7 @@ class HeadMap {
   // Above: the attention that keys receive. At the right: entropy and distance of queries. They follow the window.
   edges(context, colors) {
     const { view, margins, pads, plot } = this;
-    const band = pads.right < 60 ? 20 : 44;
+    const band = pads.right < 80 ? 20 : 44;
     const words = view.scale >= 12;
     const top = words ? -pads.top + 17 : -pads.top + 30;
     const [entropy, distance, received] = [margins.entropy, margins.distance, margins.received];
@@ -229,7 +231,7 @@ class HeadMap {
     context.font = `10.5px ${colors.font}`;
     [context.textAlign, context.textBaseline] = ["left", "bottom"];
     const title = (name, most, x, y) => [name, most].forEach((text, i) => context.fillText(text, x, y + 12 * (i - 1)));
-    const longest = (x) => (band < 30 ? `≤${Math.ceil(x)}` : `≤ ${x.toFixed(x < 10 ? 1 : 0)}`);
+    const longest = (x) => `≤${band < 30 ? "" : " "}${x.toFixed(x < 10 ? 1 : 0)}`;
     title(band < 30 ? "ent." : "entropy", longest(most.entropy), plot.width + 8, -4);
     title(band < 30 ? "dist." : "distance", longest(most.distance), plot.width + 16 + band, -4);
     title(this.kind === "rest" && band > 30 ? "received, with first" : "received", `≤ ${most.received.toFixed(1)}`, plot.width + 8, top + high);
@@ -252,11 +254,12 @@ class HeadMap {
   }
 
   titles(context, colors) {
-    const { pads, plot } = this;
+    const { pads, plot, manifest } = this;
     context.fillStyle = colors.ink;
     context.font = `12px ${colors.font}`;
     [context.textAlign, context.textBaseline] = ["left", "top"];
-    context.fillText("key (attended token) →", 0, -pads.top + 2);
+    const name = this.app.stage.shown.length > 1 ? `${this.subject.title(manifest)}: ` : ""; // of two maps, which
+    context.fillText(`${name}${name ? "key →" : "key (attended token) →"}`, 0, -pads.top + 2);
     context.save();
     context.translate(-pads.left + 12, plot.height);
     context.rotate(-Math.PI / 2);

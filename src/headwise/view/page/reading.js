@@ -197,28 +197,28 @@ class Reading {
     const locked = this.app.locked() === at;
     const title = el("p", { class: "details-title" }, el("bdi", { class: "token", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: ` ${at} · ${subject.title(manifest).toLowerCase()} · ${locked ? "kept; click it again to let go" : "click to keep"}` }), this.repeats(at));
     const none = (text) => el("p", { class: "soft", text });
-    const list = (names, places, weights, whole, span = 1) => el("ol", { class: "list" }, ...weights.slice(0, 5).map((weight, i) => this.line(names, places[i], weight, span)), whole === false && span === 1 ? el("li", { class: "soft", text: "from the 8 largest weights of each row" }) : null);
-    if (!row) return fill(this.note, title, none("The weights of this average are not in the file."), this.ranked(ranking));
+    const list = (names, places, { weights, errors, whole, span = 1 }) => el("ol", { class: "list" }, ...weights.slice(0, 5).map((weight, i) => this.line(names, places[i], weight, span, errors?.[i])), whole === false && span === 1 ? el("li", { class: "soft", text: "from the 8 largest weights of each row" }) : null);
+    if (!row) return fill(this.note, title, none("The numbers of this average are not in the file."), this.ranked(ranking, at));
     const [taking, giving] = this.app.measure === "weights" ? ["attends to", "attended to by"] : ["takes most from", "gives most to"];
-    const to = el("div", { class: "to" }, el("h3", { text: row.span ? `${taking} (from sums of ${row.span} × ${row.span} weights)` : taking }), row.keys.length ? list(manifest.keyLabels, row.keys, row.weights, row.whole, row.span) : none("nothing: no key is visible"));
-    const from = column && el("div", { class: "from" }, el("h3", { text: giving }), column.queries.length ? list(manifest.labels, column.queries, column.weights, column.whole) : none(column.whole === false ? "not among the 8 largest weights of any row" : "nothing"));
-    return fill(this.note, title, el("div", { class: from ? "two" : "one" }, to, from), this.ranked(ranking));
+    const to = el("div", { class: "to" }, el("h3", { text: taking }), row.span > 1 ? none(averageText(row.span, at, manifest.T)) : null, row.keys.length ? list(manifest.keyLabels, row.keys, row) : none("nothing: no key is visible"));
+    const from = this.both && el("div", { class: "from" }, el("h3", { text: giving }), !column ? none("not in this file") : column.queries.length ? list(manifest.labels, column.queries, column) : none(column.whole === false ? "not among the 8 largest weights of any row" : "nothing"));
+    return fill(this.note, title, el("div", { class: from ? "two" : "one" }, to, from || null), this.ranked(ranking, at));
   }
 
   // The heads that attend most from this word, over the whole atlas.
-  ranked(ranking) {
+  ranked(ranking, at) {
     if (!ranking?.length) return null;
     const { manifest } = this.app.side;
-    const open = ({ place, key, weight, span }) => el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.store.set({ head: place }) },
-      el("b", { text: new Subject(0, ...place.split(".").map(Number)).name(manifest) }), " → ", el("bdi", { text: span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + span) - 1)}` : wordOf(manifest.keyLabels[key], 16) }), span > 1 ? null : el("span", { class: "soft place", text: ` ${count(key)}` }), el("span", { class: "figure", text: weight.toFixed(2) })));
-    return el("div", { class: "ranked" }, el("h3", { text: this.app.measure === "weights" ? "Heads that attend most from this word" : "Heads that take most from one word here" }), el("ol", {}, ...ranking.slice(0, RANKED).map(open)));
+    const open = ({ place, key, weight, error, span }) => el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.store.set({ head: place }) },
+      el("b", { text: new Subject(0, ...place.split(".").map(Number)).name(manifest) }), " → ", el("bdi", { text: span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + span) - 1)}` : wordOf(manifest.keyLabels[key], 16) }), span > 1 ? null : el("span", { class: "soft place", text: ` ${count(key)}` }), el("span", { class: "figure", text: weight.toFixed(digitsOf(error, 2)) })));
+    return el("div", { class: "ranked" }, el("h3", { text: this.app.measure === "weights" ? "Heads that attend most from this word" : "Heads that take most from one word here" }), ranking[0].span > 1 ? el("p", { class: "soft note", text: averageText(ranking[0].span, at, manifest.T) }) : null, el("ol", {}, ...ranking.slice(0, RANKED).map(open)));
   }
 
-  line(names, place, weight, span) {
+  line(names, place, weight, span, error) {
     const name = span > 1 ? `${wordOf(names[place], 10)} … ${wordOf(names[Math.min(names.length, place + span) - 1], 10)}` : wordOf(names[place], 16);
     const bar = el("span", { class: "line-bar" });
     bar.style.setProperty("--share", `${100 * clamp(weight, 0, 1)}%`);
-    return el("li", {}, bar, el("span", { class: "line-text" }, el("bdi", { text: name }), el("span", { class: "soft", text: ` ${place}` })), el("span", { class: "figure", text: weightText(weight).replace("-", "−") }));
+    return el("li", {}, bar, el("span", { class: "line-text" }, el("bdi", { text: name }), el("span", { class: "soft", text: ` ${place}` })), el("span", { class: "figure", text: weightText(weight, error).replace("-", "−") }));
   }
 
   repeats(at) {

@@ -47,6 +47,15 @@ function half(bits) {
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
 
+// How far a decoded number may be from the one that was stored: half a step of its code.
+function errorOf(code, type) {
+  const [name, size] = code.split(" ");
+  if (name === "sqrt") return (x) => Math.sqrt(Math.abs(x)) / Number(size) + 0.25 / Number(size) ** 2;
+  if (name === "signed") return (x) => Math.sqrt(Math.abs(x) * Number(size)) / 127 + (0.25 * Number(size)) / 127 ** 2;
+  if (name === "log") return (x) => x * (2 ** (0.5 / 12) - 1);
+  return (x) => (type === "f2" ? Math.abs(x) * 2 ** -11 : 0);
+}
+
 class Sections {
   constructor(raw) {
     this.raw = raw;
@@ -59,6 +68,10 @@ class Sections {
 
   shape(name) {
     return this.raw[name].shape;
+  }
+
+  error(name) {
+    return this.has(name) ? errorOf(this.raw[name].code, this.raw[name].type) : () => 0;
   }
 
   get(name) {

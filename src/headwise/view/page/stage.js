@@ -81,7 +81,7 @@ class Stage {
       });
     }
     fill(this.maps, ...this.shown.map((map) => map.root));
-    this.maps.classList.toggle("pair", howMany > 1);
+    this.root.classList.toggle("pair", howMany > 1);
   }
 
   // Two texts of different length have separate windows.
@@ -185,13 +185,22 @@ class Stage {
     this.moved();
   }
 
+  // One head and the averages that it is part of; an average leads back to the head that it was chosen from.
   averages(subject) {
     const { manifest } = this.app.side;
-    const found = subject.single ? [[subject.id, "this head"], [`${subject.layer}.*`, `average of layer ${subject.layer}`]] : [[subject.id, subject.name(manifest)]];
-    if (subject.single && manifest.layers.every((layer) => layer.heads.length > subject.head) && manifest.layers.length > 1) found.push([`*.${subject.head}`, `head ${subject.head}, averaged over layers`]);
-    if (subject.id !== "*.*" && manifest.layers.length > 1) found.push(["*.*", "average of all heads"]);
-    if (!subject.single && subject.layer !== "*") found.push([`${subject.layer}.0`, `head ${subject.layer}.0`]);
+    const base = this.baseOf(subject);
+    const { layer, head } = base;
+    const found = [[base.id, `head ${base.name(manifest)}`], [`${layer}.*`, `average of layer ${layer}`]];
+    if (manifest.layers.length > 1 && manifest.layers.every(({ heads }) => heads.length > head)) found.push([`*.${head}`, `head ${head}, averaged over layers`]);
+    if (manifest.layers.length > 1) found.push(["*.*", "average of all heads"]);
     return found;
+  }
+
+  baseOf(subject) {
+    if (subject.single) return (this.base = subject);
+    const fits = (one) => one && subject.members(this.app.side.manifest).some(([l, h]) => l === one.layer && h === one.head);
+    if (!fits(this.base)) this.base = new Subject(0, ...subject.members(this.app.side.manifest)[0]);
+    return this.base;
   }
 
   others() {
@@ -236,13 +245,14 @@ class Stage {
 
   figures(found, other) {
     const figure = (text, name) => el("span", { class: "fact" }, el("b", { text }), el("span", { class: "soft", text: ` ${name}` }));
-    if (!found) return el("span", { class: "facts" }, el("span", { class: "soft", text: "This file holds sums of weights here, not single ones." }));
+    if (!found) return el("span", { class: "facts" }, el("span", { class: "soft", text: "This file has no single numbers here, only the picture." }));
+    if (found.span) return el("span", { class: "facts" }, figure(shareText(found.sum, this.app.measure, found.error), `${MEASURES[this.app.measure].unit}, for ${count(found.span)} tokens together: summed over their keys, averaged over their queries. This file has no single numbers here.`));
     if (found.hidden) return el("span", { class: "facts" }, figure("0", "this token may not attend to that one"));
     if (found.weight === null) return el("span", { class: "facts" }, figure(`≤ ${weightText(found.below)}`, "not among the 8 largest of its row; only those are in the file"));
     const { measure } = this.app;
-    const facts = measure === "weights" ? [figure(weightText(found.weight), "weight"), figure(timesText(found.weight * found.visible), "uniform attention"), figure(`#${count(found.rank)}`, `of ${count(found.visible)} in its row`)] : [figure(measure === "contribution" ? signed(found.weight) : weightText(found.weight), MEASURES[measure].short), ...(found.plain === null ? [] : [figure(weightText(found.plain), "weight")])];
+    const facts = measure === "weights" ? [figure(weightText(found.weight, found.error), "weight"), figure(timesText(found.weight * found.visible), "uniform attention"), figure(`#${count(found.rank)}`, `of ${count(found.visible)} in its row`)] : [figure(shareText(found.weight, measure, found.error), MEASURES[measure].short), ...((found.plain ?? null) === null ? [] : [figure(weightText(found.plain, found.plainError), "weight")])];
     if (Number.isFinite(found.logit)) facts.push(figure(found.logit.toFixed(2).replace("-", "−"), "logit"));
-    if (other && other.weight !== null) facts.push(figure(signed(found.weight - other.weight), `against ${weightText(other.weight)}`));
+    if (other && other.weight !== null) facts.push(figure(signed(found.weight - other.weight, (found.error || 0) + (other.error || 0)), `more than the other’s ${weightText(other.weight, other.error)}`.replace("more", found.weight < other.weight ? "less" : "more")));
     const made = el("span", { class: "facts", "data-weight": found.weight, "data-logit": found.logit }, ...facts);
     return made;
   }
@@ -251,7 +261,7 @@ class Stage {
     const { manifest } = this.app.side;
     const around = (tokens, at, kind) => {
       const part = (from, to) => tokens.slice(Math.max(0, from), to).map((token) => readable(token)).join("");
-      return el("p", { class: `snippet ${kind}` }, el("bdi", {}, `…${part(at - 6, at)}`, el("mark", { text: readable(tokens[at]) }), `${part(at + 1, at + 5)}…`));
+      return el("p", { class: `snippet ${kind}` }, el("bdi", {}, `${at > 6 ? "…" : ""}${part(at - 6, at)}`, el("mark", { text: readable(tokens[at]) }), `${part(at + 1, at + 5)}${at + 5 < tokens.length ? "…" : ""}`));
     };
     return [around(manifest.tokens, cell.query, "to"), around(manifest.keys || manifest.tokens, cell.key, "from")];
   }
@@ -267,7 +277,7 @@ class Stage {
   bars(pair) {
     if (pair || this.app.measure !== "weights") return null;
     const all = this.app.kind === "rest" ? " They include the first token." : "";
-    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats and mean distance in tokens of each query. ≤ is the longest bar or the most possible.${all}` });
+    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats and mean distance in tokens of each query. A full bar is the number after ≤: the largest there is or, for entropy, the largest possible.${all}` });
   }
 
   // Where the pictures of the file end, how to go on.
@@ -280,7 +290,7 @@ class Stage {
     this.limit.hidden = depth >= levels;
     if (depth >= levels) return;
     const atEnd = this.view && this.view.scale * span * (window.devicePixelRatio || 1) > 8;
-    const known = rows === "top" ? " The 8 largest weights of every row are drawn as single cells." : "";
+    const known = rows === "top" && !this.difference && (kind === "mass" || kind === "peak") ? " The 8 largest weights of every row are drawn as single cells." : "";
     const command = model === "builtin" ? "headwise serve" : `headwise serve --model ${(model || "FOLDER").replace(/ \([a-z-]+\)$/, "")}`;
     fill(this.limit, `One pixel of this file covers ${count(span)} × ${count(span)} weights.${known} For every single weight, run `, el("code", { text: command }), " and open the text there.");
     this.limit.classList.toggle("at-end", Boolean(atEnd));

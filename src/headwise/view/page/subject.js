@@ -45,7 +45,7 @@ class Subject {
   // What it does, to follow its name.
   about(manifest) {
     if (this.single) return manifest.layers[this.layer].heads[this.head].about;
-    return `of ${plural(this.members(manifest).length, "head")}`;
+    return `covers ${plural(this.members(manifest).length, "head")}`;
   }
 }
 
@@ -97,36 +97,55 @@ class SubjectData {
     return this.source(subject).reach(layer, head);
   }
 
-  row(subject, query) {
-    return this.list(subject, "row", "keys", query);
+  // kind: of the pictures that the row is read from where there are no single numbers.
+  row(subject, query, kind = "mass") {
+    return this.list(subject, "row", "keys", query, kind);
   }
 
   column(subject, key) {
     return this.list(subject, "column", "queries", key);
   }
 
-  // A row or column; for several heads the average, which needs all their weights.
-  async list(subject, verb, places, index) {
+  // How many tokens each number of a row covers: 1 if the source has single ones.
+  spanOf(subject, kind) {
+    if (this.exact(subject)) return 1;
+    return 2 ** (this.side(subject).manifest.levels - this.depth(subject, kind));
+  }
+
+  // The average of several heads needs all their weights; the largest of each do not give it.
+  exact(subject) {
+    const [source, members] = [this.source(subject), this.members(subject)];
+    const rows = members.map(([l, h]) => source.hasRows(l, h));
+    return members.length === 1 ? rows[0] : rows.every((has) => has === "all") ? "all" : null;
+  }
+
+  // A row or column; for several heads the average.
+  async list(subject, verb, places, index, kind) {
     const source = this.source(subject);
-    const found = await Promise.all(this.members(subject).map(([l, h]) => source[verb](l, h, index)));
+    const exact = this.exact(subject);
+    if (!exact && verb === "column") return null;
+    const found = await Promise.all(this.members(subject).map(([l, h]) => (exact ? source[verb](l, h, index) : source.coarseRow(l, h, index, kind))));
     if (found.length === 1 || found.some((x) => !x)) return found.length === 1 ? found[0] : null;
-    if (found.some((x) => x.whole === false && x.span !== found[0].span)) return null;
-    const sums = new Map();
-    for (const part of found) part[places].forEach((place, i) => sums.set(place, (sums.get(place) || 0) + part.weights[i]));
+    const [sums, errors] = [new Map(), new Map()];
+    for (const part of found) part[places].forEach((place, i) => {
+      sums.set(place, (sums.get(place) || 0) + part.weights[i]);
+      errors.set(place, (errors.get(place) || 0) + (part.errors?.[i] || 0));
+    });
     const order = Array.from(sums).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]) || a[0] - b[0]);
-    return { [places]: order.map((x) => x[0]), weights: order.map((x) => x[1] / found.length), whole: found[0].whole, span: found[0].span };
+    return { [places]: order.map((x) => x[0]), weights: order.map((x) => x[1] / found.length), errors: order.map((x) => errors.get(x[0]) / found.length), whole: found[0].whole, span: found[0].span };
   }
 
   async cell(subject, query, key) {
     const source = this.source(subject);
     const members = this.members(subject);
     if (members.length === 1) return source.cell(...members[0], query, key);
+    if (!this.exact(subject)) return null;
     const row = await this.row(subject, query);
-    if (!row || row.span) return null;
+    if (!row) return null;
     const place = row.keys.indexOf(key);
     const visible = (await this.reach(subject)).count(query);
     if (place < 0) return { weight: 0, logit: null, rank: null, visible, hidden: true };
-    return { weight: row.weights[place], logit: null, rank: row.weights.indexOf(row.weights[place]) + 1, visible };
+    return { weight: row.weights[place], error: row.errors[place], logit: null, rank: row.weights.indexOf(row.weights[place]) + 1, visible };
   }
 }
 

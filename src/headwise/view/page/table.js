@@ -11,8 +11,8 @@ class HeadTable {
   build() {
     const { manifest } = this.app.side;
     const { store } = this.app;
-    const names = Object.keys(manifest.about).filter((name) => name !== "next" || !manifest.corner); // a causal model sees no next token
-    const sort = store.get("sort");
+    const names = this.app.statistics;
+    const { sort } = this.app;
     const column = (key, text, about) => el("th", { scope: "col", "aria-sort": key === sort ? (key === "place" ? "ascending" : "descending") : null },
       el("button", { type: "button", class: "plain", text, title: about, onclick: () => store.set({ sort: key }) }));
     const header = el("tr", {}, column("place", "head", "by layer and head"), el("th", { scope: "col", text: "what it does" }), ...names.map((name) => column(name, statName(name), manifest.about[name])));
@@ -25,7 +25,7 @@ class HeadTable {
 
   caption() {
     const without = this.app.store.get("without");
-    const left = without ? " Sink is over all tokens; every other column is without the first token, the other weights scaled up to sum to 1." : "";
+    const left = without ? " Sink is the weight on the first token, averaged over the tokens after it; every other column is without the first token, the other weights scaled up to sum to 1." : "";
     return `Averages over the tokens to which a number applies (induction, for example, needs an earlier copy): shares from 0 to 1, distance in tokens.${left} A weight shows where a head attends, not what the model uses.`;
   }
 
@@ -35,7 +35,7 @@ class HeadTable {
     const number = this.app.atlas.number(place);
     const cells = names.map((name) => {
       const value = number(name);
-      const cell = el("td", { class: "number", text: name === "importance" ? signed(value) : value.toFixed(name === "distance" ? 1 : 2) });
+      const cell = el("td", { class: "number", text: value === null ? "–" : name === "importance" ? signed(value) : value.toFixed(name === "distance" ? 1 : 2) });
       if (name !== "distance" && name !== "importance") cell.style.setProperty("--share", `${Math.round(100 * clamp(value, 0, 1))}%`);
       return cell;
     });

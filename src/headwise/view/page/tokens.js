@@ -34,13 +34,25 @@ function wordOf(token, most = 14) {
 // For running text, where spaces stay spaces.
 const readable = (token) => spelled(token, (letter) => (letter === " " ? letter : visible(letter))) || SIGNS[""];
 
-function weightText(weight) {
-  if (weight === 0) return "0";
+// As many digits as a number has that may be wrong by `error`, and at most three.
+const digitsOf = (error, most = 3) => (error > 0 ? clamp(Math.floor(-Math.log10(1.8 * error)), 0, most) : most);
+
+function weightText(weight, error = 0) {
   const size = Math.abs(weight);
-  return size >= 0.0005 ? weight.toFixed(3) : weight.toExponential(1);
+  const digits = digitsOf(error);
+  if (error * 2000 < size && size < 0.0005) return weight.toExponential(1);
+  if (weight === 0 || size >= 0.5 * 10 ** -digits) return weight === 0 ? "0" : weight.toFixed(digits);
+  return `< ${(10 ** -digits).toFixed(digits)}`;
 }
 
-const signed = (x) => (x > 0 ? "+" : x < 0 ? "−" : "") + weightText(Math.abs(x));
+function signed(x, error = 0) {
+  const size = weightText(Math.abs(x), error);
+  return size.startsWith("<") ? "≈ 0" : (x > 0 ? "+" : x < 0 ? "−" : "") + size;
+}
+
+// Numbers of a picture say nothing of a single token.
+const averageText = (span, at, T) => `averages over tokens ${count(at - (at % span))}–${count(Math.min(T, at - (at % span) + span) - 1)}; this file has no numbers of single tokens here`;
+const shareText = (x, measure, error) => (measure === "contribution" ? signed(x, error) : weightText(x, error));
 const timesText = (x) => (x >= 100 ? count(Math.round(x)) : x >= 10 ? x.toFixed(1) : x >= 0.01 || x === 0 ? x.toFixed(2) : x.toExponential(1)) + "×";
 const count = (n) => n.toLocaleString("en-US");
 const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;

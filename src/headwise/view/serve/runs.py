@@ -148,6 +148,7 @@ class Run:
             "with_all_heads": None if self.with_all_heads is None else self.with_all_heads.to_dict(),
             "effects": [] if self.worth is None else [list(effect) for effect in self.worth.effects],
             "way": None if self.worth is None else WAYS[self.worth.way],
+            "by": None if self.worth is None else self.worth.way,
             "part": self.texts.part,
             "parts": list(PARTS) if self.texts.part else [],
             "written": self.written,

@@ -49,9 +49,10 @@ class Live {
     this.writer = el("button", { type: "button", class: "act write", text: "Continue the text", title: "Let the model write the next 16 tokens", onclick: () => this.write() });
     this.byLoss = el("input", { type: "checkbox", onchange: () => this.colorWords() });
     this.lossCheck = el("label", { class: "check", title: `Color the words that the model did not expect: no color for a loss of 0, full color for ${HARDEST} nats` }, this.byLoss, "color words by their loss");
+    this.lossLegend = el("span", { class: "soft loss-legend" });
     fill(this.root, this.banner,
       el("p", { class: "live-title" }, el("b", { text: "headwise" }), el("span", { class: "soft", text: " What does every attention head do with your text? Type, and the pictures update." }), this.partsBar, el("label", { class: "chooser" }, "Model", this.models)),
-      el("form", { class: "ask", onsubmit: (event) => event.preventDefault() }, el("span", { class: "soft field-name", text: "The encoder reads" }), this.text, el("span", { class: "soft field-name", text: "The decoder reads" }), this.target, el("div", { class: "ask-line" }, this.go, this.stopper, this.writer, opener, this.named, this.lossCheck, this.progress, this.status)),
+      el("form", { class: "ask", onsubmit: (event) => event.preventDefault() }, el("span", { class: "soft field-name", text: "The encoder reads" }), this.text, el("span", { class: "soft field-name", text: "The decoder reads" }), this.target, el("div", { class: "ask-line" }, this.go, this.stopper, this.writer, opener, this.named, this.lossCheck, this.lossLegend, this.progress, this.status)),
       el("div", { class: "results" }, this.outcome.root, this.silent.root));
     this.mark();
   }
@@ -176,9 +177,10 @@ class Live {
     }
   }
 
-  showEffects({ effects, way }) {
+  showEffects({ effects, way, by }) {
     if (!this.app) return;
     const { manifest } = this.app.side;
+    manifest.importance_by = by;
     manifest.about.importance = `what removing the head adds to the loss, in nats per token (${way})`;
     for (const [l, h, effect] of effects) manifest.layers[l].heads[h].importance = effect;
     this.app.store.set({ view: "atlas", color: "importance" });
@@ -188,6 +190,7 @@ class Live {
   async colorWords() {
     const id = this.side?.source.id;
     const losses = this.byLoss.checked && id && !this.lossCheck.hidden ? await this.connection.json(`/api/runs/${id}/losses`).catch(() => []) : [];
+    this.lossLegend.textContent = losses.length ? `no color: 0 nats, full color: ${HARDEST} nats or more, ${headsText(this.side.off)}` : "";
     this.app?.reading.colorBy(losses.length ? losses.map((loss) => (loss === null ? 0 : loss / HARDEST)) : null);
   }
 

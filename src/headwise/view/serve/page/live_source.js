@@ -33,12 +33,20 @@ class LiveSource extends EmbeddedSource {
     return found && pictureIn(found, head);
   }
 
+  async onFirst(layer, head) {
+    return this.measure === "weights" ? super.onFirst(layer, head) : null;
+  }
+
   depth() {
     return this.manifest.levels;
   }
 
   hasRows() {
     return "all";
+  }
+
+  async errorAt() {
+    return () => 0;
   }
 
   address(what, query) {

@@ -387,7 +387,7 @@ def test_wrong_options_are_refused(tmp_path, capsys):
         check(tmp_path / "mine.py", against=KeepMask(32, 4))
     with pytest.raises(SystemExit):
         main(["check", "mine.py", "--form", "novel"])
-    assert "argument --form: invalid choice: 'novel'" in capsys.readouterr().err
+    assert "argument --form: there is no 'novel'. Known: course, book" in capsys.readouterr().err
 
 
 def test_the_command_prints_the_solution_of_the_form_even_for_a_file_that_does_not_run(tmp_path, capsys):

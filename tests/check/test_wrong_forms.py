@@ -216,7 +216,7 @@ WRONG = {
     MultiHeadAttentionOfOneHead: "single-head", ReturnsNothing: "no-return", HeadsNeverMerged: "crashes",
     SharedSmallMatrix: "heads-share-weights", QueryAsKey: "wrong-role", TooWide: "too-wide",
     RepeatedInTheOtherOrder: "mask-wrong-sample", SoftmaxOverSamples: "softmax-axis", OneHeadForAll: "single-head",
-    InPlace: "backward-fails", SwitchWithoutEffect: "causal-ignored", AmbiguousMask: "mask-crashes",
+    InPlace: "backward-fails", SwitchWithoutEffect: "causal-ignored", AmbiguousMask: "tensor-as-condition",
     CrossPathInForward: "layers-in-forward", WrongOnlyWithoutMemory: "scale-missing", HalfOfTheBatch: "batch-leak",
     MisspelledAttribute: "missing-attribute", WrongConstructor: "crashes",
 }  # fmt: skip

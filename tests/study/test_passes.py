@@ -11,6 +11,7 @@ from headwise import MultiHeadAttention, OptionError, silence, watch
 from headwise.models.text_model import TextModel, TokenCodec
 from headwise.study.survey.measures import Measures
 from headwise.view.serve.models import check_off, layer_names, run_model
+from headwise.view.serve.texts import RunTexts
 
 CALLS, HEADS, WIDTH, WORDS = 5, 3, 24, 31
 
@@ -188,8 +189,8 @@ def test_the_server_switches_heads_of_one_call_off():
     pytest.importorskip("transformers")
     module, name = albert()
     model = TextModel("albert", module, TokenCodec(lambda text: [3]))
-    maps = run_model(model, IDS).maps
-    without = run_model(model, IDS, [(2, 1)]).maps
+    maps = run_model(model, RunTexts(IDS)).maps
+    without = run_model(model, RunTexts(IDS), [(2, 1)]).maps
     assert list(maps) == [f"{name}@{i}" for i in range(CALLS)]
     assert torch.equal(without[f"{name}@2"][:], maps[f"{name}@2"][:])
     assert not torch.allclose(without[f"{name}@3"][:], maps[f"{name}@3"][:])

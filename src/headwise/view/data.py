@@ -57,7 +57,7 @@ ABOUT = {
     "monotone": "largest weight of queries on a staircase that never goes back",
 }
 WAYS = {
-    "gradient": "estimated from the gradient, which can miss a head or be several times too large",
+    "gradient": "estimated from the gradient, which can miss a head, be several times too large or have the wrong sign",
     "silence": "its output set to zero",
     "mean": "its output replaced by its mean",
     "patch": "its output taken from another text",

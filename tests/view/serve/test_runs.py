@@ -372,7 +372,8 @@ def test_a_sweep_tells_what_importance_measures(client, monkeypatch, way):
         told["way"]
         == {
             "silence": "its output set to zero",
-            "gradient": "estimated from the gradient, which can miss a head or be several times too large",
+            "gradient": "estimated from the gradient, which can miss a head, be several times too large "
+            "or have the wrong sign",
         }[way]
     )
 

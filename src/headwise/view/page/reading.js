@@ -181,7 +181,7 @@ class Reading {
   pairs() {
     const { manifest } = this.app.side;
     if (!manifest.pairs.length) return null;
-    return el("div", { class: "pairs" }, el("h3", { text: `Largest attention weights of all heads, besides those to the first${manifest.keys ? "" : ", the previous and the same"} token${this.app.without ? " (not rescaled)" : ""}` }), el("ul", {}, ...manifest.pairs.map((pair) =>
+    return el("div", { class: "pairs" }, el("h3", { text: `Largest attention weights of all heads, besides those to the first${manifest.keys ? "" : ", the previous and the same"} token${this.app.without ? " (not rescaled)" : ""}; each pair of words once` }), el("ul", {}, ...manifest.pairs.map((pair) =>
       el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.openPair(pair) },
         this.placed(manifest.labels, pair.query), " → ", this.placed(manifest.keyLabels, pair.key), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), el("span", { class: "soft", text: ` head ${pair.layer}.${pair.head}` }))))));
   }

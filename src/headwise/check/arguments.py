@@ -278,7 +278,7 @@ def _value(p: inspect.Parameter, sizes: CallSizes) -> Any:
         return usual_value(p.name) if p.default is p.empty else _UNKNOWN
     if role is not None and role != "bias":
         optional = p.default is None and role not in ("heads", "batch", "dropout")
-        return _UNKNOWN if optional or isinstance(p.default, bool) else value_for(role, sizes)
+        return _UNKNOWN if optional or isinstance(p.default, bool | tuple) else value_for(role, sizes)
     if role == "bias" and p.default is p.empty:
         return True
     if p.default is not p.empty:

@@ -28,6 +28,7 @@ TOKENS = re.compile(
 OTHER_MASK = re.compile(r"\b(padding|pad|causal|ahead|key|source|target)[ -]masks?\b", re.IGNORECASE)
 # Where a description of a shape ends: an arrow, or the name of something else.
 NEXT = re.compile(r"->|→|=>|变为|\bbecomes\b|\breturns?\b|\s(?!shapes?|sizes?|mask)[a-z_]+\s*:\s", re.IGNORECASE)
+ARROW = re.compile(r"->|→|=>")
 HEADS = re.compile(r"h|\w*heads?", re.IGNORECASE)
 BATCH = r"(?:batch\w*|bs|bsz|b|n)"
 DESCRIBED = r"\bshape\b\W{0,4}[(\[]\s*batch\w*\s*,\s*\w+\s*,\s*\w+\s*[)\]]"  # of an input, in a docstring
@@ -71,8 +72,10 @@ def _about(text: str, name: str, others: str = r"\b\w*mask\w*\b|\b\w+_lens?\b") 
 def stated_shapes(case: Case, name: str) -> list[Stated]:
     """Every shape that the file states for this mask, such as (B,S) or (B,T,S); of an arrow, what comes before it."""
     found = []
-    for line, text in _statements(case):
+    for line, said in _statements(case):
         others = r"\b\w*mask\w*\b"
+        first = ARROW.split(said)[0]
+        text = first if re.search(others, first) else said  # what follows is the shape that it is given later
         for part in _about("" if _computes(text, name) or OTHER_MASK.search(text) else text, name, others):
             before = NEXT.split(part[:120])[0]
             near = re.match(r"\w+.{0,40}?[(\[]", before) is not None
@@ -114,10 +117,12 @@ def states_norm(case: Case, name: str) -> bool:
 def states_one_length(case: Case, first: str, second: str) -> int | None:
     """The line that gives a second input the shape of the first, length included; None where none does."""
     shape = r"\s*(?:\([^()]*\)|[:=\-–—])?[^()\[\n]{0,40}[(\[]\s*\w+\s*,\s*([a-z]\w*)\s*,"
+    made = r"\s*=[^#]*#\s*[(\[]?\s*\w+\s*[x×,]\s*([a-z]\w*)\s*[x×,]"  # k = self.key(k)  # N x T x D
     found: dict[str, tuple[str, int]] = {}
     for line, text in _statements(case):
         for name in (first, second):
-            if match := re.match(rf"[\s\-*#]*{re.escape(name)}\b{shape}", text, re.IGNORECASE):
+            start = rf"[\s\-*#]*{re.escape(name)}\b"
+            if match := re.match(start + shape, text, re.IGNORECASE) or re.match(start + made, text, re.IGNORECASE):
                 found.setdefault(name, (match[1], line))
     if len(found) < 2 or found[first][0] != found[second][0]:
         return None

@@ -185,6 +185,19 @@ def supplied(bound: Bound, reading: AttentionReading | None) -> Found:
     yield from missing_base(bound.case)
 
 
+def _of_itself(case: Case) -> Iterator[Finding]:
+    """An import of a name from the very file that defines it; of a package, another file of that name may be meant."""
+    path = None if case.filename is None else Path(case.filename)
+    if path is None or (path.parent / "__init__.py").exists():
+        return
+    tree = ast.parse(case.source)
+    defined = {n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+    for node in tree.body:
+        names = {a.name for a in node.names} & defined if isinstance(node, ast.ImportFrom) else set()
+        if isinstance(node, ast.ImportFrom) and names and (node.level, node.module) == (0, path.stem):
+            yield Finding("imports-itself", ", ".join(sorted(names)), node.lineno)
+
+
 def _supplied(case: Case) -> Iterator[Finding]:
     if case.loaded is None:
         return
@@ -193,6 +206,7 @@ def _supplied(case: Case) -> Iterator[Finding]:
     missing = {n: line for n, line in case.loaded.missing_imports.items() if n in used or not used}
     if missing:
         yield Finding("missing-import", ", ".join(sorted(missing)), min(missing.values()))
+    yield from _of_itself(case)
     for path, names in imports_missing_in_siblings(case).items():
         imports = enumerate(case.source.splitlines(), 1)
         line = next((n for n, text in imports if re.match(rf"\s*(from|import)\b.*\b{Path(path).stem}\b", text)), None)

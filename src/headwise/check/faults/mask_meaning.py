@@ -351,6 +351,8 @@ class MaskTrial:
             return place if place in ("queries", "transposed") else "nan"
         if bool(seen.eq(base).all()):
             factor = self._factor(core, mask)
+            if factor is None and _evens_rows(weights, self._usual()[1], meant):
+                return "queries"
             return "leaks" if factor is None else "additive" if abs(factor - 1) < 1e-6 else "scaled"
         return _misplaced(seen, meant, base)
 
@@ -367,7 +369,8 @@ class MaskTrial:
         """The factor with which the mask was added to the logits, up to a constant for each row; None for no such."""
         change = core.weights.clamp_min(1e-300).log() - self._usual()[1].clamp_min(1e-300).log()
         change = change - change.mean(-1, keepdim=True)
-        for shaped in (mask.double(), mask.double().unsqueeze(1)):
+        by_head = [mask.double().reshape(change.shape)] if mask.numel() == change.numel() else []  # (B·H, T, S)
+        for shaped in (mask.double(), mask.double().unsqueeze(1), *by_head):
             with contextlib.suppress(RuntimeError):
                 wide = shaped.expand(change.shape)
                 wide = wide - wide.mean(-1, keepdim=True)
@@ -430,6 +433,15 @@ def _hides_rows(seen: Tensor, meant: Tensor, base: Tensor) -> bool:
     """Whether queries that the mask names see nothing or everything alike, and others see all they saw before."""
     rows = meant[:, :, 0]  # (B, H, T) as if the mask were about queries
     return bool((seen[rows] == base[rows]).all()) and not bool(seen.eq(meant & base).all())
+
+
+def _evens_rows(weights: Tensor, usual: Tensor, meant: Tensor) -> bool:
+    """Whether a mask of keys changed the queries that it names, and them alone, to equal weights for all keys."""
+    if weights.shape[-1] != weights.shape[-2] or not bool((meant == meant[:, :, :1]).all()):
+        return False
+    even = torch.full_like(weights, 1 / weights.shape[-1])
+    named = (rows.unsqueeze(-1) for rows in (meant[:, :, 0], ~meant[:, :, 0]))
+    return any(same(weights, torch.where(rows, usual, even)) for rows in named)
 
 
 def _of_another_sample(seen: Tensor, meant: Tensor, base: Tensor) -> str:

@@ -223,7 +223,7 @@ def rotary_axis(bound: Bound, reading: AttentionReading) -> Found:
     rotated = [name for name in ("query", "key") if _is_only_rotated(parts[name], D, bound)]
     if rotated:
         words = f"{listed(rotated)}: the same rotation at every position"
-        yield Finding("rotary-axis", words, reading.core.score_line)
+        yield Finding("rotary-axis", words, reading.core.step_line(rotated[0], outermost=True))
 
 
 def _is_only_rotated(part: Projection, D: int, bound: Bound) -> bool:
@@ -481,6 +481,10 @@ def shared_heads(bound: Bound, reading: AttentionReading) -> Found:
     if len(parts) < 3 or H == 1 or _shuffled(reading):
         return
     shared = {name: _is_shared(part, H) for name, part in parts.items()}
+    if overlapping := [name for name, part in parts.items() if _overlaps(part, H)]:
+        words = f"{listed(overlapping)}: a head has some of its rows in common with another one, but not all"
+        yield Finding("heads-overlap", words, reading.core.taken_line(overlapping[0]) or reading.core.split_line())
+        return
     sliced = any(part.role.sliced for part in parts.values())
     if all(shared.values()) and sliced:
         line = reading.core.projection_line("query")
@@ -508,6 +512,16 @@ def _leaves_rows(bound: Bound, parts: dict[str, Projection], name: str) -> bool:
     names = [n for n in parts[name].role.names if held[n].dim() == 2]
     grouped = bool(bound.built.names_with_role("kv_heads"))  # then it may be a matter of groups, which has its names
     return not grouped and any(unused_rows([part.weight for part in parts.values()], held[n]) for n in names)
+
+
+def _overlaps(part: Projection, H: int) -> bool:
+    """Whether two heads are made by some of the same rows, but not by all of them, as whole groups are."""
+    rows = part.weight.unflatten(0, (H, -1))  # (H, D, E)
+    if rows.shape[1] == 1 or part.role.sliced or part.role.plain:
+        return False
+    alike = [[torch.cdist(a, b).amin(1) < 1e-9 * rows.norm() for b in rows] for a in rows]
+    pairs = (alike[i][j] for i in range(H) for j in range(i))
+    return any(bool(pair.any()) and not bool(pair.all()) for pair in pairs)
 
 
 def _is_shared(part: Projection, H: int) -> bool:

@@ -94,9 +94,12 @@ def _changed(inputs: Inputs, j: int) -> Inputs:
     return Inputs(*(made[id(x)] for x in inputs))
 
 
+MANGLED = re.compile(r"^_[A-Za-z]\w*?__")  # a private attribute holds the name of its class: `_MultiQuery__out`
+
+
 def role_in(parameter: str) -> str | None:
     """Which of query, key and value the name of a parameter says it makes; None where it says none or several."""
-    for word in (plain(part) for part in parameter.split(".")):
+    for word in (plain(MANGLED.sub("", part)) for part in parameter.split(".")):
         short = (
             word.removesuffix("weight").removesuffix("proj").removesuffix("s").removeprefix("w").removeprefix("proj")
         )

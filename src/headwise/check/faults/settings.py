@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import difflib
 import inspect
 import itertools
 import re
@@ -37,6 +38,7 @@ SCALED = re.compile(r"scal|temp|dot|cos|tau", re.IGNORECASE)
 SHARED = re.compile(r"shar|tie|same|common|single", re.IGNORECASE)
 BACKWARD = re.compile(r"rever|back|anti|future|right", re.IGNORECASE)
 WINDOW = re.compile(r"window|lookback|radius|span")
+ALMOST = 0.8  # likeness of a misspelled word
 NARROW = 2  # tokens in a window
 GUESSES = {"int": (2,), "float": (0.7,), "bool": (True,)}  # for an argument that is None by default
 
@@ -45,6 +47,7 @@ def constructor_options(bound: Bound, reading: AttentionReading | None) -> Found
     """Every switch and mode of the constructor must run with each of its values and be right with each."""
     if reading is None or not isinstance(bound.case.target, type):
         return
+    yield from _misspelled(bound)
     for name, value in itertools.islice(_settings(bound), TRIALS):
         try:
             other = _built_with(bound, name, value)
@@ -54,12 +57,28 @@ def constructor_options(bound: Bound, reading: AttentionReading | None) -> Found
         yield from _judged(bound, reading, other, name, value)
 
 
+def _misspelled(bound: Bound) -> Iterator[Finding]:
+    """Modes whose default is none of the values that the code asks for, and almost one of them."""
+    tree = ast.parse(bound.case.source)
+    literals = compared(tree)
+    for p in parameters_of(bound.case.target):
+        values = [v for word in kept_as(tree, p.name) for v in literals.get(word, []) if type(v) is str]
+        if isinstance(p.default, str) and p.default not in values:
+            for value in difflib.get_close_matches(p.default, values, 1, ALMOST):
+                words = f"{p.name}={p.default!r}, the default, is never compared with: the code asks for {value!r}"
+                line = bound.case.line_with(rf"(==|!=|\bin\b|\bcase\b).*['\"]{re.escape(value)}['\"]")
+                yield Finding("option-ignored", words, line)
+
+
 def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, value: Any) -> Found:
     """What is wrong with the same class and another value of one option."""
     words = f"{name}={value!r}"
     if _is_bias(name) and (kept := _kept_bias(bound if value else other, name)) is not None:
         line = bound.case.line_of_attribute(kept.rpartition(".")[0])
-        yield Finding("option-ignored", f"{name}=False leaves {kept}", line)
+        if re.search(r"\bbias\s*=\s*True\b", bound.case.text(line)):  # somebody wrote it down
+            yield Note("untried", f"whether {kept} is meant to stay with {name}=False")
+        else:
+            yield Finding("option-ignored", f"{name}=False leaves {kept}", line)
         return
     if plain(name) == "batchfirst" and not bound.gives(other.output):
         shape = "(batch, tokens, width)" if value else "(tokens, batch, width)"

@@ -63,3 +63,13 @@ def as_tokens(value: Tensor, heads: Tensor) -> Iterator[Tensor]:
 def same_numbers(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors hold the same numbers in any order."""
     return same(a.flatten().sort().values, b.flatten().sort().values)
+
+
+def in_any_layout(value: Tensor) -> Iterator[Tensor]:
+    """Readings as (B, T, E): batch first, batch second, channels first, an image, or a volume."""
+    if value.dim() == 3:
+        yield from (value, value.transpose(0, 1), value.transpose(1, 2))
+    elif value.dim() == 4:
+        yield from (value.flatten(2).transpose(1, 2), value.flatten(1, 2))
+    elif value.dim() == 5:
+        yield value.flatten(2).transpose(1, 2)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.check.fits import Fit, Role, fit, role, same, side_by_side, tokens, undetermined
-from headwise.check.reading.norms import as_tokens, is_group_norm, is_head_norm, is_norm, same_numbers
+from headwise.check.reading.norms import as_tokens, in_any_layout, is_group_norm, is_head_norm, is_norm, same_numbers
 from headwise.check.reading.parts import OutputMap
 from headwise.check.trace import PRODUCTS, Core, Node, Trace
 
@@ -121,8 +121,9 @@ def _merges(core: Core, x: Tensor) -> Iterator[tuple[str, str, Tensor]]:
         yield "moved", "", core.heads.transpose(0, 1).reshape(B, T, H * Dv)
         yield "moved", "", core.heads.transpose(2, 3).reshape(B, T, H * Dv)
     for node in later:
-        if node.value.shape == (B, T, H * Dv) and same_numbers(node.value, core.heads):
-            yield "moved", "", node.value
+        for value in in_any_layout(node.value):
+            if value.shape == (B, T, H * Dv) and same_numbers(value, core.heads):
+                yield "moved", "", value
 
 
 def _split(merged: Tensor, H: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headwise.check.fits import Fit, fit, role, same, side_by_side, tokens, undetermined
-from headwise.check.reading.norms import as_tokens, is_group_norm, is_head_norm, is_norm, same_numbers
+from headwise.check.reading.norms import as_tokens, in_any_layout, is_group_norm, is_head_norm, is_norm, same_numbers
 from headwise.check.reading.parts import Projection
 from headwise.check.trace import PRODUCTS, Node, Trace
 
@@ -66,7 +66,7 @@ def _normalized(trace: Trace, sources: dict[str, Tensor]) -> dict[str, Tensor]:
             break
         if node.op in ("view", "clone", "transpose", "permute", "_to_copy"):
             continue
-        for value in _in_any_layout(node.value):
+        for value in in_any_layout(node.value):
             if value.shape in shapes and not any(same(value, x) for x in sources.values()):
                 found[f"normalized {_most_alike(value, sources)}#{len(found)}"] = value
                 break
@@ -83,16 +83,6 @@ def _most_alike(value: Tensor, sources: dict[str, Tensor]) -> str:
         return float(torch.nn.functional.cosine_similarity(a, b, dim=-1).mean())
 
     return max(sources, key=lambda name: likeness(sources[name]))
-
-
-def _in_any_layout(value: Tensor) -> Iterator[Tensor]:
-    """Readings as (B, T, E): batch first, batch second, channels first, an image, or a volume."""
-    if value.dim() == 3:
-        yield from (value, value.transpose(0, 1), value.transpose(1, 2))
-    elif value.dim() == 4:
-        yield from (value.flatten(2).transpose(1, 2), value.flatten(1, 2))
-    elif value.dim() == 5:
-        yield value.flatten(2).transpose(1, 2)
 
 
 def _by_position(heads: Tensor, sources: dict[str, Tensor]) -> Iterator[Projection]:

@@ -71,17 +71,17 @@ class Core:
         B, H, rows, _ = self.weights.shape
         if H != 1 or T == 0 or rows <= T or rows % T or self.query.shape[2] != rows:
             return
-        for inner in (True, False):  # rows as (heads, tokens), or as (tokens, heads)
-            shape = (rows // T, T) if inner else (T, rows // T)
+        key, value = (x.expand(B, rows // T, *x.shape[2:]) for x in (self.key, self.value))
 
-            def split(x: Tensor, shape: tuple[int, int] = shape, inner: bool = inner) -> Tensor:
-                made = x.reshape(B, *shape, x.shape[-1])
-                return made if inner else made.transpose(1, 2)
+        def split(x: Tensor, inner: bool) -> Tensor:
+            made = x.reshape(B, *((rows // T, T) if inner else (T, rows // T)), x.shape[-1])
+            return made if inner else made.transpose(1, 2)
 
-            key, value = (x.expand(B, rows // T, *x.shape[2:]) for x in (self.key, self.value))
-            softmax = None if self.softmax is None else split(self.softmax)
-            query, weights, heads = split(self.query), split(self.weights), split(self.heads)
-            kind = f"{self.order}, heads in rows {inner}"
+        # Rows are (heads, tokens) or (tokens, heads); `einsum` may choose another order for each of its two products.
+        for inner, later in ((True, True), (False, False), (True, False), (False, True)):
+            softmax = None if self.softmax is None else split(self.softmax, later)
+            query, weights, heads = split(self.query, inner), split(self.weights, later), split(self.heads, later)
+            kind = f"{self.order}, heads in rows {inner} {later}"
             yield Core(query, key, value, weights, softmax, heads, self.nodes, self.weights_first, kind)
 
     @property

@@ -1,0 +1,189 @@
+"""What fresh files showed: rows in several orders, overlapping heads, modes, chains of shapes, private names."""
+
+import pytest
+
+from headwise.check.templates import write
+from headwise.check.verdict import judge_file
+
+RIGHT = write("separate")
+
+MULTI_QUERY = """
+import torch
+from torch import nn
+
+
+class MultiQueryAttention(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.num_heads, self.hd = num_heads, dim // num_heads
+        self.q = nn.Linear(dim, dim, bias=False)
+        self.kv = nn.Linear(dim, 2 * self.hd, bias=False)
+        self.o = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x):
+        q = torch.stack(self.q(x).split(self.hd, dim=-1), dim=1)
+        k, v = self.kv(x).split(self.hd, dim=-1)
+        weights = (torch.einsum("bhqd,bkd->bhqk", q, k) * self.hd**-0.5).softmax(-1)
+        return self.o(torch.einsum("bhqk,bkd->bqhd", weights, v).flatten(2))
+"""
+
+PIXELS = """
+import torch
+from torch import nn
+
+
+class PixelAttention(nn.Module):
+    def __init__(self, channels, num_heads=2):
+        super().__init__()
+        self.num_heads = num_heads
+        self.query = nn.Conv2d(channels, channels, 1)
+        self.key = nn.Conv2d(channels, channels, 1)
+        self.value = nn.Conv2d(channels, channels, 1)
+        self.out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x):
+        N, C, H, W = x.shape
+        d = C // self.num_heads
+        q, k, v = (f(x).view(N, self.num_heads, d, H * W) for f in (self.query, self.key, self.value))
+        weights = (q.transpose(2, 3) @ k / d**0.5).softmax(-1)
+        y = (weights @ v.transpose(2, 3)).transpose(2, 3)
+        return self.out(y.reshape(N, C, H, W))
+"""
+
+LOOP = """
+import torch
+from torch import nn
+
+
+class LoopAttention(nn.Module):
+    def __init__(self, width, n_heads, mask_type="causal"):
+        super().__init__()
+        self.n_heads, self.head_width, self.mask_type = n_heads, width // n_heads, mask_type
+        self.proj_q = nn.Linear(width, width)
+        self.proj_k = nn.Linear(width, width)
+        self.proj_v = nn.Linear(width, width)
+        self.proj_o = nn.Linear(width, width)
+
+    def forward(self, x):
+        Q, K, V, n, outs = self.proj_q(x), self.proj_k(x), self.proj_v(x), x.size(1), []
+        for h in range(self.n_heads):
+            first = h * self.head_width
+            q, k, v = (y[:, :, first : first + self.head_width] for y in (Q, K, V))
+            scores = q @ k.transpose(1, 2) / self.head_width**0.5
+            if self.mask_type == "causal":
+                scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), float("-inf"))
+            outs.append(scores.softmax(-1) @ v)
+        return self.proj_o(torch.cat(outs, dim=-1))
+"""
+
+ONE_LENGTH = """
+import math
+from torch import nn
+
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.n_heads, self.d_k = n_heads, d_model // n_heads
+        self.key = nn.Linear(d_model, d_model)
+        self.query = nn.Linear(d_model, d_model)
+        self.value = nn.Linear(d_model, d_model)
+        self.fc = nn.Linear(d_model, d_model)
+
+    def forward(self, q, k, v, mask=None):
+        q = self.query(q)  # N x T x (h d_k)
+        k = self.key(k)  # N x T x (h d_k)
+        v = self.value(v)  # N x T x (h d_k)
+        N, T = q.shape[:2]
+        q, k, v = (y.view(N, T, self.n_heads, self.d_k).transpose(1, 2) for y in (q, k, v))
+        scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)
+        if mask is not None:
+            # mask: (N, T) -> mask[:, None, None, :] -> mask: (N, 1, 1, T)
+            scores = scores.masked_fill(mask[:, None, None, :] == 0, float("-inf"))
+        return self.fc((scores.softmax(-1) @ v).transpose(1, 2).reshape(N, T, -1))
+"""
+
+SEQUENCE_FIRST = """
+import torch
+from torch import nn
+
+
+class SequenceFirst(nn.Module):
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, embed_dim // num_heads
+        self.in_proj = nn.Linear(embed_dim, 3 * embed_dim)
+        self.out_proj = nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, x, attn_mask=None):
+        # x: (T, B, E)
+        T, B, E = x.shape
+        q, k, v = (y.reshape(T, B * self.num_heads, -1).transpose(0, 1) for y in self.in_proj(x).chunk(3, dim=-1))
+        scores = torch.bmm(q * self.head_dim**-0.5, k.transpose(1, 2))
+        if attn_mask is not None:
+            scores = scores + attn_mask
+        return self.out_proj(torch.bmm(scores.softmax(-1), v).transpose(0, 1).reshape(T, B, E))
+"""
+
+
+def judged(folder, text, name="my_file.py"):
+    path = folder / name
+    path.write_text(text)
+    return judge_file(path, thorough=False)
+
+
+def changed(text, *pairs):
+    for old, new in pairs:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [(MULTI_QUERY, "variant"), (PIXELS, "right"), (LOOP, "variant"), (ONE_LENGTH, "right"), (SEQUENCE_FIRST, "right")],
+    ids=["rows in two orders", "pixels", "loop over slices", "one length by comments", "mask of batch × heads"],
+)
+def test_right_files_of_unusual_form_are_right(text, verdict, tmp_path):
+    report = judged(tmp_path, text)
+    assert report.verdict == verdict, report
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "line"),
+    [
+        (changed(MULTI_QUERY, ("bkd->bqhd", "bkd->bhqd"), ("flatten(2)", "reshape(x.shape)")), "merge-view", "return"),
+        (changed(PIXELS, (".transpose(2, 3)).transpose(2, 3)", ".transpose(2, 3))")), "merge-view", "return self.out"),
+        (changed(LOOP, ("first = h * self.head_width", "first = h")), "heads-overlap", "q, k, v ="),
+        (changed(LOOP, ('== "causal"', '== "casual"')), "option-ignored", "if self.mask_type"),
+        (changed(ONE_LENGTH, ("mask[:, None, None, :] == 0, float(\"-inf\")", "mask[:, None, :, None] == 0, -1e9")),
+         "mask-on-queries", "scores = scores.masked"),
+        ("from my_file import MultiHeadAttention\n" + RIGHT, "imports-itself", "from my_file"),
+    ],
+    ids=["merge of rows", "merge of pixels", "overlapping", "misspelled mode", "padding of queries", "own import"],
+)  # fmt: skip
+def test_mistakes_of_unusual_form_are_named_with_their_line(text, cause, line, tmp_path):
+    report = judged(tmp_path, text)
+    assert (report.verdict, report.cause) == ("wrong", cause), report
+    assert report.wrong[0].text.startswith(line)
+
+
+def test_name_of_a_class_says_nothing_about_its_private_layers(tmp_path):
+    text = changed(MULTI_QUERY, ("self.o", "self.__o"), ("self.kv", "self.__kv"))
+    assert judged(tmp_path, text).verdict == "variant"
+
+
+def test_bias_that_is_written_down_beside_an_option_is_not_called_wrong(tmp_path):
+    text = changed(LOOP, ('mask_type="causal"', 'bias=True, mask_type="causal"'),
+                   ("proj_q = nn.Linear(width, width)", "proj_q = nn.Linear(width, width, bias=bias)"),
+                   ("proj_k = nn.Linear(width, width)", "proj_k = nn.Linear(width, width, bias=bias)"),
+                   ("proj_v = nn.Linear(width, width)", "proj_v = nn.Linear(width, width, bias=True)"))  # fmt: skip
+    report = judged(tmp_path, text)
+    assert report.verdict == "partial", report
+    assert "proj_v.bias is meant to stay" in str(report)
+
+
+def test_default_of_a_pair_is_kept_as_a_pair(tmp_path):
+    text = changed(LOOP, ('mask_type="causal"', 'window_size=(3, 3)'), (', mask_type\n', ', "causal"\n'),
+                   ("super().__init__()", "super().__init__()\n        rows, columns = window_size"))  # fmt: skip
+    assert judged(tmp_path, text).verdict in ("variant", "partial")

@@ -348,3 +348,35 @@ def test_two_maps_stand_side_by_side(open_view, builtin):
     assert left["y"] == right["y"]
     assert right["x"] >= left["x"] + left["width"]
     assert right["y"] + right["height"] <= 900
+
+
+def told(page, query, key):
+    """What the page says about one pair under the cursor."""
+    page.evaluate(f"{APP}.stage.tell({{ query: {query}, key: {key} }})")
+    until(page, f"{APP}.resting")
+    return page.locator(".info").inner_text().replace("\n", " ")
+
+
+def test_the_other_head_is_named_and_read_where_it_is_drawn(open_view, builtin):
+    result = view(builtin, TEXT)
+    page = open_view(result, "#view=map&head=5.4&with=4.2&show=b")
+    until(page, f"{APP}.resting")
+    assert page.locator(".subject b").inner_text() == "Head 4.2"
+    weight = float(result.maps[4][0, 2, 9, 8])
+    assert f"{weight:.3f} weight" in told(page, 9, 8)
+
+
+def test_a_pair_behind_the_mask_is_not_said_to_attend(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&head=4.2")
+    until(page, f"{APP}.resting")
+    words = told(page, 3, 9)
+    assert "may not attend to" in words
+    assert "hidden by the mask, so the weight is 0" in words
+
+
+def test_the_ends_of_a_scale_of_differences_say_that_there_may_be_more(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&head=5.4&with=4.2&show=difference")
+    until(page, f"{APP}.resting")
+    ticks = page.locator(".maps-legend .tick, .legend .tick").all_inner_texts()
+    assert ticks[0].startswith("≤ −")
+    assert ticks[-1].startswith("≥ +")

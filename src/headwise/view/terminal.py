@@ -51,7 +51,10 @@ def drawn(view: View, width: int, palette: Palette, height: int = HEIGHT) -> str
 def _heading(view: View, width: int, palette: Palette, titles: int, facts: int) -> list[str]:
     """What is shown, in one line or two, and at most so many lines of the sentence that counts heads by kind."""
     first = [cut(view.heading, width)] if titles == 1 else wrapped(view.heading.split(" "), width, " ")[:titles]
-    return [*map(palette.strong, first), *map(palette.faint, wrapped(view.sentence.split(" · "), width)[:facts])]
+    lines = wrapped(view.sentence.split(" · "), width)
+    if len(lines) > facts > 0:  # the page has the rest
+        lines = [*lines[: facts - 1], cut(f"{lines[facts - 1]} · …", width)]
+    return [*map(palette.strong, first), *map(palette.faint, lines[:facts])]
 
 
 def _large(view: View, width: int, room: int, palette: Palette) -> list[str]:

@@ -337,7 +337,7 @@ class App {
   }
 
   key(event) {
-    const typing = event.target.closest?.("input, select, textarea, dialog");
+    const typing = event.target.closest?.("input:not([type=range], [type=checkbox]), select, textarea, dialog") || (event.target.type === "range" && event.key.length > 1);
     if (typing || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     if (this.atlas.onkey(event)) return event.preventDefault();
     const kinds = { m: "mass", r: "rest", p: "peak", u: "uniform" };

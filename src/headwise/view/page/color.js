@@ -52,6 +52,13 @@ class Scale {
     const number = String(Number(x.toPrecision(2))).replace("-", "−");
     return this.name === "difference" && x > 0 ? `+${number}` : number;
   }
+
+  // A tick of the legend; the colors of a scale of differences and ratios end where numbers may not.
+  tickText(x) {
+    if (this.name === "share") return this.text(x);
+    const { ticks } = this;
+    return `${x === ticks[0] ? "≤ " : x === ticks.at(-1) ? "≥ " : ""}${this.text(x)}`;
+  }
 }
 
 // A picture (rows × cols) of numbers, painted pixel by pixel.
@@ -82,7 +89,7 @@ function legendOf(scale, name, dark) {
     context.fillRect(i, 0, 1, 1);
   }
   const ticks = scale.ticks.map((tick) => {
-    const mark = el("span", { class: "tick", text: scale.text(tick) });
+    const mark = el("span", { class: "tick", text: scale.tickText(tick) });
     mark.style.left = `${(100 * scale.place(tick)) / 255}%`;
     return mark;
   });

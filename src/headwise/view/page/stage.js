@@ -127,11 +127,19 @@ class Stage {
 
   // Controls.
 
+  // What the first map shows, and what its numbers are compared with.
+  compared() {
+    const pair = [this.app.subject(), this.minus];
+    return this.minus && this.app.store.get("show") === "b" ? pair.reverse() : pair;
+  }
+
   toolbar(subject, minus, kind) {
     const { app } = this;
     const { manifest } = app.side;
     const { difference } = this;
-    const title = el("h2", { class: "subject" }, el("b", { text: difference ? `Heads ${difference}` : subject.title(manifest) }), el("span", { class: "soft", text: difference ? "" : ` ${subject.about(manifest)}` }));
+    const drawn = this.compared()[0];
+    const its = app.sides[drawn.side].manifest;
+    const title = el("h2", { class: "subject" }, el("b", { text: difference ? `Heads ${difference}` : drawn.title(its) }), el("span", { class: "soft", text: difference ? "" : ` ${drawn.about(its)}` }));
     const offered = KINDS.filter(([name]) => app.kinds.includes(name));
     this.offered = String(app.kinds);
     const kinds = offered.length < 2 ? null : el("div", { class: "segments", role: "radiogroup", "aria-label": "What a pixel shows" }, ...offered.map(([name, text, about]) =>
@@ -227,38 +235,37 @@ class Stage {
   async tell(cell) {
     const turn = (this.turn = (this.turn || 0) + 1);
     const { app } = this;
-    const { manifest } = app.side;
+    const [drawn, than] = this.compared();
+    const { manifest } = app.sides[drawn.side];
     if (!cell || cell.query >= manifest.T || cell.key >= manifest.S) {
       fill(this.info, el("span", { class: "soft", text: "Point at the map. Zoom with the wheel, a pinch, or + and −. Move by dragging or with the arrow keys." }));
       return;
     }
-    const [found, other] = await tracked(Promise.all([app.data.cell(app.subject(), cell.query, cell.key), this.minus && this.sameSize(this.minus) ? app.data.cell(this.minus, cell.query, cell.key) : null]));
+    const [found, other] = await tracked(Promise.all([app.data.cell(drawn, cell.query, cell.key), than && this.sameSize(this.minus) ? app.data.cell(than, cell.query, cell.key) : null]));
     if (turn !== this.turn) return;
-    fill(this.info, el("p", {}, ...this.words(cell)), this.figures(found, other), ...this.context(cell));
+    fill(this.info, el("p", {}, ...this.words(cell, manifest, found?.hidden)), this.figures(found, other), ...this.context(cell, manifest));
   }
 
-  words(cell) {
-    const { manifest } = this.app.side;
+  words(cell, manifest, hidden) {
     const word = (token, at, kind) => el("span", { class: kind }, el("bdi", { class: "token", text: wordOf(token, 18) }), el("span", { class: "soft", text: ` ${count(at)}` }));
-    return [word(manifest.labels[cell.query], cell.query, "to-word"), el("span", { class: "soft", text: " attends to " }), word(manifest.keyLabels[cell.key], cell.key, "from-word")];
+    return [word(manifest.labels[cell.query], cell.query, "to-word"), el("span", { class: "soft", text: hidden ? " may not attend to " : " attends to " }), word(manifest.keyLabels[cell.key], cell.key, "from-word")];
   }
 
   figures(found, other) {
     const figure = (text, name) => el("span", { class: "fact" }, el("b", { text }), el("span", { class: "soft", text: ` ${name}` }));
     if (!found) return el("span", { class: "facts" }, el("span", { class: "soft", text: "This file has no single numbers here, only the picture." }));
     if (found.span) return el("span", { class: "facts" }, figure(shareText(found.sum, this.app.measure, found.error), `${MEASURES[this.app.measure].unit}, for ${count(found.span)} tokens together: summed over their keys, averaged over their queries. This file has no single numbers here.`));
-    if (found.hidden) return el("span", { class: "facts" }, figure("0", "this token may not attend to that one"));
+    if (found.hidden) return el("span", { class: "facts" }, el("span", { class: "soft", text: "hidden by the mask, so the weight is 0" }));
     if (found.weight === null) return el("span", { class: "facts" }, figure(`≤ ${weightText(found.below)}`, "not among the 8 largest of its row; only those are in the file"));
     const { measure } = this.app;
-    const facts = measure === "weights" ? [figure(weightText(found.weight, found.error), "weight"), figure(timesText(found.weight * found.visible), "uniform attention"), figure(`#${count(found.rank)}`, `of ${count(found.visible)} in its row`)] : [figure(shareText(found.weight, measure, found.error), MEASURES[measure].short), ...((found.plain ?? null) === null ? [] : [figure(weightText(found.plain, found.plainError), "weight")])];
-    if (Number.isFinite(found.logit)) facts.push(figure(found.logit.toFixed(2).replace("-", "−"), "logit"));
+    const facts = measure === "weights" ? [figure(weightText(found.weight, found.error), this.app.kind === "rest" ? "weight, before the first token is left out" : "weight"), figure(timesText(found.weight * found.visible), "uniform attention"), figure(`#${count(found.rank)}`, `of ${count(found.visible)} in its row`)] : [figure(shareText(found.weight, measure, found.error), MEASURES[measure].short), ...((found.plain ?? null) === null ? [] : [figure(weightText(found.plain, found.plainError), "weight")])];
+    if (Number.isFinite(found.logit)) facts.push(figure(minusSign(found.logit.toFixed(2)), "logit"));
     if (other && other.weight !== null) facts.push(figure(signed(found.weight - other.weight, (found.error || 0) + (other.error || 0)), `more than the other’s ${weightText(other.weight, other.error)}`.replace("more", found.weight < other.weight ? "less" : "more")));
     const made = el("span", { class: "facts", "data-weight": found.weight, "data-logit": found.logit }, ...facts);
     return made;
   }
 
-  context(cell) {
-    const { manifest } = this.app.side;
+  context(cell, manifest) {
     const around = (tokens, at, kind) => {
       const part = (from, to) => tokens.slice(Math.max(0, from), to).map((token) => readable(token)).join("");
       return el("p", { class: `snippet ${kind}` }, el("bdi", {}, `${at > 6 ? "…" : ""}${part(at - 6, at)}`, el("mark", { text: readable(tokens[at]) }), `${part(at + 1, at + 5)}${at + 5 < tokens.length ? "…" : ""}`));

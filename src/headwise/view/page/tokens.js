@@ -37,11 +37,14 @@ const readable = (token) => spelled(token, (letter) => (letter === " " ? letter 
 // As many digits as a number has that may be wrong by `error`, and at most three.
 const digitsOf = (error, most = 3) => (error > 0 ? clamp(Math.floor(-Math.log10(1.8 * error)), 0, most) : most);
 
+// A number as text, with a real minus sign, and none before zero.
+const minusSign = (text) => (Number(text) === 0 ? text.replace("-", "") : text.replaceAll("-", "−"));
+
 function weightText(weight, error = 0) {
   const size = Math.abs(weight);
   const digits = digitsOf(error);
-  if (error * 2000 < size && size < 0.0005) return weight.toExponential(1);
-  if (weight === 0 || size >= 0.5 * 10 ** -digits) return weight === 0 ? "0" : weight.toFixed(digits);
+  if (error * 2000 < size && size < 0.0005) return minusSign(weight.toExponential(1));
+  if (weight === 0 || size >= 0.5 * 10 ** -digits) return weight === 0 ? "0" : minusSign(weight.toFixed(digits));
   return `< ${(10 ** -digits).toFixed(digits)}`;
 }
 
@@ -53,7 +56,7 @@ function signed(x, error = 0) {
 // Numbers of a picture say nothing of a single token.
 const averageText = (span, at, T) => `averages over tokens ${count(at - (at % span))}–${count(Math.min(T, at - (at % span) + span) - 1)}; this file has no numbers of single tokens here`;
 const shareText = (x, measure, error) => (measure === "contribution" ? signed(x, error) : weightText(x, error));
-const timesText = (x) => (x >= 100 ? count(Math.round(x)) : x >= 10 ? x.toFixed(1) : x >= 0.01 || x === 0 ? x.toFixed(2) : x.toExponential(1)) + "×";
+const timesText = (x) => (x >= 100 ? count(Math.round(x)) : x >= 10 ? x.toFixed(1) : x >= 0.01 || x === 0 ? x.toFixed(2) : minusSign(x.toExponential(1))) + "×";
 const count = (n) => n.toLocaleString("en-US");
 const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 const statName = (key) => (key === "one_to_one" ? "one-to-one" : key.replaceAll("_", " "));

@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from headwise import load_builtin, view
 from headwise.cli import main
+from headwise.cli import view as cli_view
 from headwise.models import builtin
 from headwise.view import View
 from headwise.view.terminal import ASIDE
@@ -282,3 +284,12 @@ def test_a_sight_may_be_of_maps_alone():
 
     result = View({"only": AttentionMap(torch.randn(1, 2, 3, 5), torch.randn(1, 2, 3, 5))})
     assert result.to_dict()["layers"][0]["name"] == "only"
+
+
+def test_a_model_of_which_only_the_encoder_is_shown_says_where_the_rest_is(capsys):
+    pair = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=True))
+    model = SimpleNamespace(
+        name="translator", module=pair, start=None, limit=None, trained=None, tokens=lambda text, most: torch.ones(1, 3)
+    )
+    cli_view._tokens(model, "three words here", SimpleNamespace(tokens=None))
+    assert "`headwise serve` with the same --model also shows the decoder" in capsys.readouterr().err

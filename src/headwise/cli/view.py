@@ -17,6 +17,7 @@ from headwise.models import TextModel, open_model
 from headwise.study.finite import nan_told
 from headwise.view import View, view
 from headwise.view.color import palette
+from headwise.view.result import shown_name
 from headwise.view.screen import MapScreen, printed, show
 from headwise.view.terminal import drawn, drawn_layer
 
@@ -130,6 +131,11 @@ def _tokens(model: TextModel, text: str, options: argparse.Namespace) -> Tensor:
         raise OptionError(
             f"the text is {count:,} tokens long and the model can read {model.limit:,}. "
             f"Show its beginning with --tokens {model.limit}."
+        )
+    if shown_name(model) != model.name:
+        _say(
+            "this shows the encoder. `headwise serve` with the same --model also shows the decoder and the attention "
+            "between the two; in Python, view(model, inputs, layers=...) does."
         )
     if count < given:
         _say(f"showing the first {count:,} of {given:,} tokens.")

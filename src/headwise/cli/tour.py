@@ -130,7 +130,8 @@ def measure(size: tuple[int, int, int, int] = (4, 512, 768, 12), rounds: int = 9
 def show_speed(speed: dict[str, Any]) -> None:
     """Print one bar per candidate."""
     B, T, E, H = speed["size"]
-    device = f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}"
+    threads = torch.get_num_threads()
+    device = f"{threads} CPU thread{'' if threads == 1 else 's'}, torch {torch.__version__}"
     print(f"\nSPEED: one causal pass, float32, batch {B}, {T} tokens, width {E}, {H} heads\n       {device}\n")
     longest = max(speed["ms"].values())
     for name, ms in speed["ms"].items():

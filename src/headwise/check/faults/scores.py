@@ -332,7 +332,8 @@ def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
 def _reversed_words(reading: AttentionReading) -> str:
     """What the second query sees, as an example."""
     seen = reading.visible[0, 0][1].nonzero().flatten().tolist()
-    return f"token 1 sees token {listed([str(i) for i in seen])}, and not token 0" if seen else ""
+    tokens = "token" if len(seen) == 1 else "tokens"
+    return f"token 1 sees {tokens} {listed([str(i) for i in seen])}, and not token 0" if seen else ""
 
 
 def _other_pattern(bound: Bound, reading: AttentionReading, line: int | None) -> Found:

@@ -348,7 +348,7 @@ MASK = Exercise(
         Part(
             "the future is hidden",
             "Which number has an exponential of exactly 0?",
-            "Fill the hidden scores with −∞ before the softmax. Zero would still leave a weight of exp(0) = 1.",
+            "Fill the hidden scores with −∞ before the softmax. In it, a score of 0 counts as exp(0) = 1.",
             "scores = scores.masked_fill(~visible, -math.inf)",
             _blind,
         ),

@@ -187,3 +187,16 @@ def test_default_of_a_pair_is_kept_as_a_pair(tmp_path):
     text = changed(LOOP, ('mask_type="causal"', 'window_size=(3, 3)'), (', mask_type\n', ', "causal"\n'),
                    ("super().__init__()", "super().__init__()\n        rows, columns = window_size"))  # fmt: skip
     assert judged(tmp_path, text).verdict in ("variant", "partial")
+
+
+def test_initialization_that_is_misspelled_is_told_as_such(tmp_path):
+    report = judged(tmp_path, changed(LOOP, ("super().__init__()", "super().__init()")))
+    assert (report.verdict, report.cause) == ("wrong", "misspelled-method"), report
+    assert "did you mean super().__init__()?" in report.wrong[0].detail
+
+
+def test_name_that_is_read_in_its_own_first_assignment_is_used_before_it_is_set(tmp_path):
+    text = changed(ONE_LENGTH, ("def forward(self, q, k, v", "def forward(self, x, k, v"))
+    report = judged(tmp_path, text)
+    assert (report.verdict, report.cause) == ("wrong", "used-before-set"), report
+    assert report.wrong[0].text.startswith("q = self.query(q)")

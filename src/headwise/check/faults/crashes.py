@@ -514,9 +514,11 @@ def _crash(failure: Failure, case: Case) -> Finding:
     name = "crashes"
     if failure.explained is not None and not failure.made_layer:
         return failure.explained
-    if isinstance(error, NameError):
+    if isinstance(error, UnboundLocalError):
+        name = "used-before-set"
+    elif isinstance(error, NameError):
         name = "undefined-name"
-        words = _named([error.name], case) if error.name and not isinstance(error, UnboundLocalError) else words
+        words = _named([error.name], case) if error.name else words
     elif failure.called is not None and failure.made_layer:
         name = "layers-in-forward"
     elif "view size is not compatible" in str(error):

@@ -21,7 +21,7 @@ def text_mistakes(case: Case) -> list[Finding]:
     definition = definition_of(ast.parse(case.source), case.target.__name__)
     if definition is None:
         return []
-    return [*_misspelled(definition, case.target), *_without_self(definition)]
+    return [*_misspelled(definition, case.target), *_misspelled_super(definition), *_without_self(definition)]
 
 
 def _methods(definition: ast.ClassDef) -> list[ast.FunctionDef]:
@@ -37,6 +37,14 @@ def _misspelled(definition: ast.ClassDef, cls: type) -> Iterator[Finding]:
             dunder = name == "forward" or method.name.startswith("_")
             if dunder and "_" not in plain and nearest(plain, [word]) and _fits(method, name):
                 yield Finding("misspelled-method", f"{method.name}; did you mean {name}?", method.lineno)
+
+
+def _misspelled_super(definition: ast.ClassDef) -> Iterator[Finding]:
+    """A call of `super()` that means its `__init__` and spells it otherwise."""
+    called = [n for n in ast.walk(definition) if isinstance(n, ast.Attribute)]
+    others = [n for n in called if ast.unparse(n.value).startswith("super(") and not hasattr(nn.Module, n.attr)]
+    for n in [n for n in others if nearest(n.attr.strip("_"), ["init"])][:1]:
+        yield Finding("misspelled-method", f"super().{n.attr}(); did you mean super().__init__()?", n.lineno)
 
 
 def _fits(method: ast.FunctionDef, name: str) -> bool:

@@ -1,5 +1,7 @@
 """What fresh files showed: rows in several orders, overlapping heads, modes, chains of shapes, private names."""
 
+import sys
+
 import pytest
 
 from headwise.check.templates import write
@@ -200,3 +202,15 @@ def test_name_that_is_read_in_its_own_first_assignment_is_used_before_it_is_set(
     report = judged(tmp_path, text)
     assert (report.verdict, report.cause) == ("wrong", "used-before-set"), report
     assert report.wrong[0].text.startswith("q = self.query(q)")
+
+
+@pytest.mark.skipif(
+    sys.version_info >= (3, 14), reason="Python 3.14 evaluates annotations only when they are asked for"
+)
+def test_import_that_only_an_annotation_needs_is_missing(tmp_path):
+    text = changed(ONE_LENGTH, ("mask=None", "mask: Optional[object] = None"))
+    report = judged(tmp_path, text)
+    assert (report.verdict, report.cause) == ("wrong", "missing-import"), report
+    assert report.wrong[0].detail == "Optional"
+    later = judged(tmp_path, "from __future__ import annotations\n" + text)
+    assert later.verdict == "right", later

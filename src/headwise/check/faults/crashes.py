@@ -7,6 +7,7 @@ import ast
 import builtins
 import inspect
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -218,18 +219,28 @@ def _supplied(case: Case) -> Iterator[Finding]:
 
 
 def names_at_import(source: str) -> set[str]:
-    """Names that the file reads while it is imported: outside the bodies of functions, and not in annotations."""
+    """Names that the file reads while it is imported: outside the bodies of functions; in annotations up to 3.13."""
     found: set[str] = set()
-    pending: list[ast.AST] = [n for n in ast.parse(source).body if not isinstance(n, ast.If | ast.For | ast.While)]
+    tree = ast.parse(source)
+    pending: list[ast.AST] = [n for n in tree.body if not isinstance(n, ast.If | ast.For | ast.While)]
+    annotated = _reads_annotations(tree)
     while pending:
         node = pending.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             pending += [*getattr(node, "decorator_list", []), *node.args.defaults]
+            arguments = [n.annotation for n in ast.walk(node.args) if isinstance(n, ast.arg)]
+            pending += [n for n in (*arguments, getattr(node, "returns", None)) if n is not None and annotated]
             continue
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             found.add(node.id)
         pending += [n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.arg)]
     return found
+
+
+def _reads_annotations(tree: ast.Module) -> bool:
+    """Whether this Python evaluates the annotations of a file while it is imported."""
+    later = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
+    return sys.version_info < (3, 14) and not any(a.name == "annotations" for n in later for a in n.names)
 
 
 def repaired(bound: Bound, reading: AttentionReading | None) -> Found:

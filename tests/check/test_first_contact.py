@@ -204,9 +204,7 @@ def test_name_that_is_read_in_its_own_first_assignment_is_used_before_it_is_set(
     assert report.wrong[0].text.startswith("q = self.query(q)")
 
 
-@pytest.mark.skipif(
-    sys.version_info >= (3, 14), reason="Python 3.14 evaluates annotations when asked"
-)
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 evaluates annotations when asked")
 def test_import_that_only_an_annotation_needs_is_missing(tmp_path):
     text = changed(ONE_LENGTH, ("mask=None", "mask: Optional[object] = None"))
     report = judged(tmp_path, text)

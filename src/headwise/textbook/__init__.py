@@ -1,6 +1,6 @@
 """Attention written to be read: the ladder from one head to all heads at once, and the classes of five documents.
 
-`ladder.py` builds the same function three times, each faster than the one before. `forms.py` holds the classes of a
+`ladder.py` builds the same function three times, each doing more of the work at once. `forms.py` holds the classes of a
 course step, a book section, a homework guide, an interview question and a handbook chapter, with their constructors,
 calls, return values and names; each converts to and from `MultiHeadAttention`. May import layer and the rooms below it.
 

@@ -32,7 +32,8 @@ from headwise.check.report import Report
 from headwise.check.search import bind, bind_as_told
 from headwise.check.sizes import CallSizes
 from headwise.check.templates import write
-from headwise.check.unfinished.fragments import core_report, fragments, is_core
+from headwise.check.unfinished.cores import core_report, is_core
+from headwise.check.unfinished.fragments import fragments
 from headwise.check.unfinished.progress import review
 from headwise.errors import OptionError
 

@@ -224,6 +224,12 @@ def is_cache(name: str) -> bool:
     return "cache" in word or "past" in word or word in ("kv", "memory", "state")
 
 
+def cache_arguments(bound: Bound) -> list[str]:
+    """The arguments that take a cache: optional ones, and those that a caller without a cache passes None."""
+    found = [p.name for p in optional_arguments(bound) if is_cache(p.name) and not is_boolean(p)]
+    return found + [n for n, value in bound.form.fixed.items() if value is None and is_cache(n)]
+
+
 def is_position(p: inspect.Parameter) -> bool:
     """Whether an argument is the position of the first token, zero or nothing by default."""
     return (p.default is None or type(p.default) is int) and POSITION.fullmatch(plain(p.name)) is not None
@@ -231,9 +237,8 @@ def is_position(p: inspect.Parameter) -> bool:
 
 def caches(bound: Bound, reading: AttentionReading | None) -> Found:
     """A cache that a call returns, given to the next call, must give the same result."""
-    parameters = optional_arguments(bound)
-    names = [p.name for p in parameters if is_cache(p.name) and not is_boolean(p)]
-    flags = {p.name: True for p in parameters if is_boolean(p) and "cache" in plain(p.name)}
+    names = cache_arguments(bound)
+    flags = {p.name: True for p in optional_arguments(bound) if is_boolean(p) and "cache" in plain(p.name)}
     if not names and flags:
         yield from _kept_inside(bound, flags)
     if not names or call_role(names[0]) in INPUT_ROLES:

@@ -141,6 +141,15 @@ class HeadsOfOneTokenByEinsum(KeepMask):
         return self.wo(torch.einsum("bhqk,bhvd->bhqd", weights, v).flatten(2))
 
 
+class ValuesWithAnAxisOfTheirOwn(KeepMask):
+    """The axis of the keys has one letter in the weights and another one in the values."""
+
+    def forward(self, x):
+        q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
+        weights = (torch.einsum("bhqd,bhkd->bhqk", q, k) / q.size(-1) ** 0.5).softmax(-1)
+        return self.wo(joined(torch.einsum("bhqk,bhvd->bhqd", weights, v)))
+
+
 class PiecesOfTheSequence(KeepMask):
     """Heads were to be put into groups; tokens were."""
 
@@ -212,7 +221,7 @@ class TurnedWithoutItsAngles(KeepMask):
 WRONG = {
     GroupedQueries: "grouped-crashes", TurnedWithoutItsAngles: "crashes",
     HeadsOfOneTokenByEinsum: "tokens-alone", PiecesOfTheSequence: "sees-a-part",
-    FeaturesOfAHead: "attends-over-features",
+    FeaturesOfAHead: "attends-over-features", ValuesWithAnAxisOfTheirOwn: "weights-summed",
     MultiHeadAttentionOfOneHead: "single-head", ReturnsNothing: "no-return", HeadsNeverMerged: "crashes",
     SharedSmallMatrix: "heads-share-weights", QueryAsKey: "wrong-role", TooWide: "too-wide",
     RepeatedInTheOtherOrder: "mask-wrong-sample", SoftmaxOverSamples: "softmax-axis", OneHeadForAll: "single-head",

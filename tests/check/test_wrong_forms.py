@@ -261,6 +261,32 @@ def test_what_is_not_understood_is_not_called_wrong():
     assert "the code may be right or wrong" in str(report)
 
 
+class TriangleLeftOut(KeepMask):
+    """The mask is made of ones alone, so that it hides nothing."""
+
+    def forward(self, x):
+        q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
+        visible = torch.ones(x.size(1), x.size(1)).bool()
+        scores = (q @ k.mT / q.size(-1) ** 0.5).masked_fill(~visible, -torch.inf)
+        return self.wo(joined(scores.softmax(-1) @ v))
+
+
+def test_a_mask_of_sizes_alone_that_hides_nothing_is_blamed_where_it_is_made():
+    first = check(TriangleLeftOut).wrong[0]
+    assert (first.name, "torch.ones" in first.text) == ("causal-ignored", True)
+
+
+class InputInPlaceOfWeights(KeepMask):
+    def forward(self, x, need_weights=False):
+        q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
+        y = self.wo(joined((q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v))
+        return (y, x) if need_weights else y
+
+
+def test_an_input_that_comes_back_where_weights_were_asked_for_is_wrong():
+    assert check(InputInPlaceOfWeights).cause == "weights-returned"
+
+
 class NoAttention(nn.Module):
     def __init__(self, d_model, num_heads):
         super().__init__()

@@ -212,3 +212,66 @@ def test_import_that_only_an_annotation_needs_is_missing(tmp_path):
     assert report.wrong[0].detail == "Optional"
     later = judged(tmp_path, "from __future__ import annotations\n" + text)
     assert later.verdict == "right", later
+
+
+SIZES_IN_THE_CALL = """import torch
+from torch import nn
+
+
+class MultiHeadAttention(nn.Module):
+    def forward(self, head, d_model, query, key, value, mask=None):
+        w_q, w_k, w_v, w_o = (nn.Linear(d_model, d_model) for _ in range(4))
+        parts = [w(x).unflatten(-1, (head, -1)).transpose(1, 2) for w, x in ((w_q, query), (w_k, key), (w_v, value))]
+        scores = parts[0] @ parts[1].mT / (d_model // head) ** 0.5
+        scores = scores if mask is None else scores.masked_fill(mask == 0, -1e9)
+        return w_o((scores.softmax(-1) @ parts[2]).transpose(1, 2).flatten(2))
+"""
+
+
+def test_sizes_that_every_call_is_given_are_those_of_the_layer(tmp_path):
+    assert judged(tmp_path, SIZES_IN_THE_CALL).cause == "layers-in-forward"
+
+
+CONVOLVED = """import torch
+from torch import nn
+
+
+class SelfAttentionBlock(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.qkv, self.proj = nn.Conv2d(channels, 3 * channels, 1), nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x):
+        B, C, H, W = x.shape
+        q, k, v = self.qkv(x).flatten(2).chunk(3, dim=1)
+        weights = torch.softmax(q.transpose(1, 2) @ k / C**0.5, dim=-1)
+        return x + self.proj((v @ weights.transpose(1, 2)).reshape(B, C, H, W))
+"""
+
+
+def test_a_block_with_convolutions_in_place_of_linear_layers_is_judged(tmp_path):
+    assert judged(tmp_path, CONVOLVED).verdict == "variant"
+    assert judged(tmp_path, CONVOLVED.replace("C**0.5", "C")).cause == "scale-no-sqrt"
+
+
+WHOLE = """import torch
+from torch import nn
+
+
+class Windowed(nn.Module):
+    def __init__(self, d_model: int, n_heads: int, sliding_window: int):
+        super().__init__()
+        self.n_heads, self.window = n_heads, sliding_window
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        back = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+        seen = (back >= 0) & (back < min(self.window, x.shape[1]))
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+
+
+def test_an_argument_annotated_as_a_whole_number_is_given_one(tmp_path):
+    assert judged(tmp_path, WHOLE).verdict in ("variant", "partial")

@@ -287,6 +287,25 @@ def test_an_input_that_comes_back_where_weights_were_asked_for_is_wrong():
     assert check(InputInPlaceOfWeights).cause == "weights-returned"
 
 
+class PaddingOnBothSides(KeepMask):
+    """A mask of the real tokens hides padded keys, and every key from padded queries."""
+
+    def forward(self, x, mask=None):
+        q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        if mask is not None:
+            mask = mask.bool()
+            if mask.dim() == 2:
+                mask = mask[:, None, :] & mask[:, :, None]
+            scores = scores.masked_fill(~mask.unsqueeze(1), -torch.inf)
+        return self.wo(joined(scores.softmax(-1) @ v))
+
+
+def test_a_mask_that_empties_the_rows_of_padding_is_wrong_only_where_they_become_nan():
+    first = check(PaddingOnBothSides).wrong[0]
+    assert (first.name, "&" in first.text) == ("mask-empties-rows", True)
+
+
 class NoAttention(nn.Module):
     def __init__(self, d_model, num_heads):
         super().__init__()

@@ -379,7 +379,7 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
     forgotten = bound.case.uncalled_method(r"causal|mask")
     if discarded is None and idle is None and forgotten is not None and not bound.form.masks:
         yield Finding("causal-ignored", f"the method {forgotten[0]} is never called", forgotten[1])
-    elif discarded is None and idle is None and _stores_a_triangle(bound) and not _has_causal_switch(bound):
+    elif discarded is None and idle is None and _stores_a_triangle(bound) and not _may_be_switched(bound):
         words = "a triangular mask is stored and never used"
         yield Finding("causal-ignored", words, bound.case.idle_line() or core.softmax_line)
     elif discarded is None and idle is None and says_causal(bound):
@@ -427,6 +427,13 @@ def _has_causal_switch(bound: Bound) -> bool:
     names = [p.name for p in signature(bound.thing) + parameters_of(bound.case.target)]
     names += [k for m in modules(bound.thing) for k, v in vars(m).items() if isinstance(v, bool) and k != "training"]
     return any(re.search(r"causal|mask|decoder|autoregress|flash|sdp", plain(name)) for name in names)
+
+
+def _may_be_switched(bound: Bound) -> bool:
+    """Whether an argument may switch a stored mask on: of the whole, or of a part that it calls."""
+    inside = (m for m in modules(bound.thing) if not type(m).__module__.startswith("torch."))
+    switches = (p.name for m in inside for p in signature(m) if isinstance(p.default, bool))
+    return _has_causal_switch(bound) or any(re.search("causal|mask", plain(name)) for name in switches)
 
 
 def _stores_a_constant_table(bound: Bound) -> bool:

@@ -57,7 +57,7 @@ if __name__ == "__main__":
 def test_an_example_that_contradicts_the_stated_shape_of_a_mask_is_fragile(tmp_path):
     report = judged(tmp_path, CONTRADICTED)
     assert report.exit_code == 0, report
-    assert [f.name for f in report.findings if "as line" in f.detail] == ["mask-crashes"]
+    assert "mask-crashes" in [f.name for f in report.findings], report
     assert judged(tmp_path, CONTRADICTED.replace("# mask: (batch, seq_len, seq_len)", "")).cause == "mask-crashes"
 
 

@@ -209,6 +209,47 @@ def test_bare_statements_are_judged(tmp_path):
     assert "self.W_q is nn.Linear(d_model, d_model)" in report.assumed
 
 
+BLOCKS = {
+    "project": """queries = to_q(x)
+keys = to_k(x)
+values = to_v(x)
+""",
+    "split": """queries = queries.view(batch, seq, num_heads, head_dim).transpose(1, 2)
+keys = keys.view(batch, seq, num_heads, head_dim).transpose(1, 2)
+values = values.view(batch, seq, num_heads, head_dim).transpose(1, 2)
+""",
+    "score": """scores = queries @ keys.transpose(2, 3)
+scores.masked_fill_(mask, float("-inf"))
+weights = (scores / head_dim**0.5).softmax(dim=-1)
+context = weights @ values
+""",
+    "merge": """context = context.transpose(1, 2).reshape(batch, seq, -1)
+result = to_out(context)
+""",
+}
+
+
+@pytest.mark.parametrize(("last", "following"), [("project", "step 2"), ("split", "step 4"), ("score", "step 9")])
+def test_statements_in_the_order_of_the_steps_are_right_as_far_as_they_go(last, following, tmp_path):
+    names = list(BLOCKS)[: list(BLOCKS).index(last) + 1]
+    report = judged(tmp_path, "".join(BLOCKS[name] for name in names))
+    assert (report.verdict, report.next[:6]) == ("unfinished", following), report
+
+
+def test_statements_with_every_step_are_judged_as_a_forward_would_be(tmp_path):
+    whole = "".join(BLOCKS.values())
+    assert judged(tmp_path, whole).exit_code == 0
+    assert judged(tmp_path, whole.replace("head_dim**0.5", "head_dim")).cause.startswith("scale-")
+    assert judged(tmp_path, whole.replace("softmax(dim=-1)", "softmax(dim=-2)")).cause == "softmax-axis"
+
+
+def test_statements_that_begin_with_split_queries_are_judged_as_a_function(tmp_path):
+    report = judged(tmp_path, BLOCKS["score"])
+    assert (report.verdict, report.call) == ("variant", "inputs of shape (B, H, T, D)"), report
+    assert "head_dim is queries.shape[-1]" in report.assumed
+    assert judged(tmp_path, BLOCKS["score"].replace("/ head_dim**0.5", "")).cause == "scale-missing"
+
+
 def test_script_that_has_nothing_to_do_with_attention_is_not_called_unfinished(tmp_path):
     assert judged(tmp_path, "import torch\nx = torch.randn(3, 4)\ny = x.sum()\n").verdict == "unknown"
 

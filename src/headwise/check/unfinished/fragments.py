@@ -28,6 +28,8 @@ from headwise.check.report import Report
 CLASS = "Fragment"
 LAYER = re.compile(r"^\w*\.?(Linear|LazyLinear|Dropout|LayerNorm|Parameter|Softmax|ModuleList|Conv1d)$")
 DATA = re.compile(r"(torch\.)?(rand|randn|ones|zeros|arange|randint|tensor)$")
+SHAPING = re.compile(r"view|reshape|expand|repeat|unflatten|zeros|ones|full|empty|arange|range|tril|triu|eye")
+LENGTH = re.compile(r"seq|t|s|n|l|time|tokens")  # besides the words for a length that a call may take
 SPLITS = re.compile(r"split|to_?heads|transpose_for_scores|separate|reshape_heads", re.IGNORECASE)
 MERGES = re.compile(r"merge|combine|concat|join|from_?heads", re.IGNORECASE)
 PROJECTED = re.compile(
@@ -52,14 +54,17 @@ def helper_for(name: str) -> Callable[..., Tensor] | None:
 
 
 def fragments(loaded: Loaded) -> list[tuple[str, Any]]:
-    """A class made of the methods or statements that stand outside any class; nothing where there is a class."""
+    """A class made of the methods or statements that stand outside any class; nothing where there is a class.
+
+    Statements that begin with queries, keys and values, and that project nothing, become a function.
+    """
     tree = ast.parse(loaded.source)
     if any(isinstance(node, ast.ClassDef) for node in tree.body):
         return []
     methods = [node for node in tree.body if isinstance(node, ast.FunctionDef) and _is_method(node)]
-    if not methods and not any(isinstance(node, ast.FunctionDef) for node in tree.body):
-        methods = _wrapped(tree, loaded)
     made = _made(methods, loaded) if methods else None
+    if not methods and not any(isinstance(node, ast.FunctionDef) for node in tree.body):
+        made = _of_statements(tree, loaded)
     return [] if made is None else [(CLASS, made)]
 
 
@@ -257,6 +262,7 @@ def _constructor(uses: Uses) -> Callable[..., None]:
     def make(thing: nn.Module, d_model: int, num_heads: int) -> None:
         nn.Module.__init__(thing)
         uses.fill(thing, CallSizes(E=d_model, H=num_heads))
+        thing.__dict__.setdefault("num_heads", num_heads)
 
     def init(self: Any, d_model: int, num_heads: int) -> None:
         make(self, d_model, num_heads)
@@ -267,22 +273,70 @@ def _constructor(uses: Uses) -> Callable[..., None]:
 # Statements outside any function.
 
 
-def _wrapped(tree: ast.Module, loaded: Loaded) -> list[ast.FunctionDef]:
-    """Bare statements as a `forward` that returns what they compute last; nothing where they do not look like it."""
+def _of_statements(tree: ast.Module, loaded: Loaded) -> Any:
+    """A class, or a function, that returns what the statements compute last; None where they do not look like it."""
     body = [node for node in tree.body if _is_part(node)]
     names = _free(body, loaded)
-    inputs = [name for name in names if call_role(name) in (*INPUTS, "mask")]
+    sizes = {name: axis for name in names if (axis := _axis(name, body)) is not None}
+    inputs = [name for name in names if call_role(name) in (*INPUTS, "mask") and name not in sizes]
+    first = next((name for name in inputs if call_role(name) in INPUTS), None)
     last = next((node for node in reversed(body) if isinstance(node, ast.Assign | ast.AnnAssign)), None)
-    if last is None or not inputs or not PROJECTED.search(loaded.source):
-        return []
-    body = [_OnSelf(set(names) - set(inputs)).visit(node) for node in body]
+    core = {"query", "key", "value"} <= {call_role(name) for name in inputs} and not _projects(body, names)
+    if last is None or first is None or not (core or PROJECTED.search(loaded.source)):
+        return None
+    if core:
+        sizes |= {name: axis for name in names for role, axis in CORE_SIZES.items() if constructor_role(name) == role}
+    body = [_OnSelf(set(names) - set(inputs) - set(sizes)).visit(node) for node in body]
     target = last.targets[0] if isinstance(last, ast.Assign) else last.target
     result = ast.parse(ast.unparse(target), mode="eval").body
     returned = ast.copy_location(ast.Return(result), last)
-    arguments = [ast.arg("self"), *(ast.arg(name) for name in inputs)]
-    given = ast.arguments([], arguments, None, [], [], None, [])
-    made = ast.FunctionDef("forward", given, [*body, returned], [], None, None, **_type_parameters())
-    return [ast.copy_location(made, body[0])]
+    measured = [ast.parse(f"{name} = {first}.shape[{axis}]").body[0] for name, axis in sizes.items()]
+    given = [ast.arg(name) for name in (inputs if core else ["self", *inputs])]
+    arguments = ast.arguments([], given, None, [], [], None, [])
+    name = CLASS if core else "forward"
+    made = ast.FunctionDef(name, arguments, [*measured, *body, returned], [], None, None, **_type_parameters())
+    ast.copy_location(made, body[0])
+    whole = _made_function(made, loaded) if core else _made([made], loaded)
+    if whole is not None:
+        whole.open_ended = True
+        whole.assumed += [f"{name} is {first}.shape[{axis}]" for name, axis in sizes.items()]
+    return whole
+
+
+def _axis(name: str, body: list[ast.stmt]) -> int | None:
+    """The axis of the input whose size a name has, where it is only used as a size; None for all other names."""
+    calls = [n for node in body for n in ast.walk(node) if isinstance(n, ast.Call)]
+    shaping = [call for call in calls if SHAPING.search(ast.unparse(call.func).rpartition(".")[2])]
+    slices = [n for node in body for n in ast.walk(node) if isinstance(n, ast.Slice)]
+    places = [a for call in shaping for a in (*call.args, *(k.value for k in call.keywords))] + slices
+    as_size = {id(n) for place in places for n in ast.walk(place)}
+    read = [n for node in body for n in ast.walk(node) if isinstance(n, ast.Name) and n.id == name]
+    if not all(id(n) in as_size for n in read):
+        return None
+    if constructor_role(name) == "batch" or plain(name) == "b":
+        return 0
+    return -2 if call_role(name) == "length" or LENGTH.fullmatch(plain(name)) else None
+
+
+def _projects(body: list[ast.stmt], free: list[str]) -> bool:
+    """Whether something that these statements do not define is called, and could be a layer with weights."""
+    calls = [n.func for node in body for n in ast.walk(node) if isinstance(n, ast.Call)]
+    names = [f.attr for f in calls if _of_self(f)]  # type: ignore[attr-defined]
+    names += [f.id for f in calls if isinstance(f, ast.Name) and f.id in free]
+    weightless = (isinstance(_callable(name, nn.Module(), CallSizes()), nn.Dropout | nn.Softmax) for name in names)
+    return not all(weightless)
+
+
+def _made_function(definition: ast.FunctionDef, loaded: Loaded) -> Any:
+    """The function; what it reads from `self` is found in an object of that name."""
+    uses, owner, space = Uses.of([definition]), nn.Module(), loaded.namespace
+    uses.fill(owner, CallSizes())
+    space["self"] = owner
+    module = ast.fix_missing_locations(ast.Module([definition], []))
+    exec(compile(module, loaded.path, "exec", loaded.flags), space)  # noqa: S102 - as in the loader
+    made = space[definition.name]
+    made.assumed = [*uses.words(), *_imports(loaded)]
+    return made
 
 
 def _is_part(node: ast.stmt) -> bool:
@@ -294,6 +348,9 @@ def _is_part(node: ast.stmt) -> bool:
         data = call_role(name) in (*INPUTS, "mask") and DATA.search(maker)
         size = isinstance(node.value, ast.Constant) and constructor_role(name) is not None
         return not (data or size or LAYER.match(maker))
+    if isinstance(node, ast.Expr):  # in place, as in scores.masked_fill_(mask, -inf)
+        called = getattr(node.value, "func", None)
+        return isinstance(called, ast.Attribute) and called.attr.endswith("_")
     return isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.If | ast.For | ast.Raise | ast.Pass)
 
 
@@ -327,6 +384,7 @@ class _OnSelf(ast.NodeTransformer):
 
 # Functions of queries, keys and values.
 
+CORE_SIZES = {"heads": 1, "head_width": -1}  # of queries (B, H, T, D)
 PARTS = "projections, the split into heads and the output projection are not part of it"
 
 
@@ -346,7 +404,7 @@ def is_core(target: Any) -> bool:
         return False
     names = [p.name for p in parameters_of(target)]
     other = [name for name in names if call_role(name) not in INPUTS]
-    own = any(plain(n) in WEIGHTS_IN or constructor_role(n) in ("heads", "width", "head_width") for n in other)
+    own = any(plain(n) in WEIGHTS_IN or constructor_role(n) in ("heads", "width") for n in other)
     return {"query", "key", "value"} <= {call_role(name) for name in names} and not own
 
 
@@ -357,6 +415,7 @@ def core_report(case: Case, judge: Callable[[Case], Report]) -> Report:
     for shape, split in (("(B, H, T, D)", True), ("(B, T, D)", False)):
         report = judge(as_layer(case, split=split))
         report.subject, report.call = f"{function.__name__}({names})", f"inputs of shape {shape}"
+        report.assumed = list(getattr(function, "assumed", ()))
         report.variants = [words for words in report.variants if words != SINGLE]
         report.variants += [PARTS] if WEIGHTLESS in report.variants else []
         reports.append(report)
@@ -382,7 +441,9 @@ def as_layer(case: Case, *, split: bool) -> Case:
 
     def call(given: dict[str, Any]) -> Any:
         inputs = {n: _cut(v, heads, split) if call_role(n) in INPUTS else v for n, v in given.items()}
-        return _with_first_merged(case.target(**inputs))
+        first = next(v for n, v in inputs.items() if call_role(n) in INPUTS)
+        widths = {p.name: first.shape[-1] for p in parameters_of(case.target) if _is_width(p)}
+        return _with_first_merged(case.target(**inputs, **widths))
 
     class Layer(nn.Module):  # reads no global name, because those are looked up in the learner's file
         core = True
@@ -406,8 +467,13 @@ def _cut(x: Tensor, heads: int, split: bool) -> Tensor:
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    named = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters_of(function)]
+    named = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters_of(function) if not _is_width(p)]
     return inspect.Signature([own, *named])
+
+
+def _is_width(parameter: inspect.Parameter) -> bool:
+    """Whether it is the width of a head, which the caller of a function has to pass."""
+    return constructor_role(parameter.name) == "head_width" and parameter.default is parameter.empty
 
 
 def _with_first_merged(returned: Any) -> Any:

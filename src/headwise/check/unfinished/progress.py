@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from headwise.check.binding import Bound, Instance
 from headwise.check.calls import CallForm, forms, make_inputs
@@ -29,7 +30,8 @@ from headwise.check.unfinished.completion import Completed, Reached
 from headwise.check.unfinished.fragments import helper_for, merge_heads, split_heads
 from headwise.check.unfinished.placeholders import Gaps, gaps_of
 
-MOST_CALLS = 12
+MOST_CALLS = 24
+MOST_FORMS = 12  # for one object: the first values of a required mask are those of which ones keep, then zeros
 HELPED = {split_heads: {2, 3}, merge_heads: {9}}
 CORE = {4, 5, 6, 7, 8}  # the steps of a function of queries, keys and values
 
@@ -82,11 +84,17 @@ class PartialRun:
     completed: Completed
     reached: Reached
 
+    @property
+    def hides_all(self) -> bool:
+        """Whether the value of a required mask hid every key."""
+        returned = self.bound.returned
+        return bool(self.bound.form.fixed) and isinstance(returned, Tensor) and bool(returned.isnan().all())
+
 
 def review(case: Case, report: Report) -> Report:
     """The report itself, or one that says how far unfinished code is right."""
     gaps = gaps_of(case) if report.verdict in ("wrong", "unknown") else Gaps()
-    if report.verdict not in ("wrong", "unknown") or not (gaps.found or _may_end_early(report)):
+    if report.verdict not in ("wrong", "unknown") or not (gaps.found or _may_end_early(case, report)):
         return report
     if any(f.name.startswith(("form-", "differs-")) for f in report.wrong):
         return report  # it was compared with an assignment or a reference
@@ -100,10 +108,17 @@ def review(case: Case, report: Report) -> Report:
     return _judged(run, gaps, report)
 
 
-def _may_end_early(report: Report) -> bool:
+def _may_end_early(case: Case, report: Report) -> bool:
     """Whether code without any placeholder may still end before the last step."""
+    if _is_open_ended(case):
+        return True
     whole = any(f.name == "no-return" and f.detail for f in report.wrong)  # nothing only where an option is left out
     return report.verdict == "unknown" or (report.cause == "no-return" and not whole)
+
+
+def _is_open_ended(case: Case) -> bool:
+    """Whether it is a row of statements outside any function, which may end with any step."""
+    return getattr(case.target, "open_ended", False)
 
 
 def _returns_somewhere(case: Case) -> bool:
@@ -146,7 +161,7 @@ def _is_unfinished(run: PartialRun, gaps: Gaps, report: Report) -> bool:
         return True
     if run.reached.stopped:
         return bool(gaps.found) or report.verdict == "unknown"
-    if report.cause == "no-return":
+    if report.cause == "no-return" or _is_open_ended(run.bound.case):
         return run.reached.last < 10
     return run.reached.kind in ("projections", "scores", "weights") and run.reached.returned
 
@@ -165,9 +180,9 @@ class PartialSearch(Search):
     def furthest(self) -> PartialRun | None:
         best: PartialRun | None = None
         for run in itertools.islice(self._runs(), MOST_CALLS):
-            if best is None or run.reached.last > best.reached.last:
+            if best is None or (run.reached.last, not run.hides_all) > (best.reached.last, not best.hides_all):
                 best = run
-            if run.bound.form.natural or run.reached.last >= 4:
+            if not run.hides_all and (run.bound.form.natural or run.reached.last >= 4):
                 break
         return best
 
@@ -179,7 +194,7 @@ class PartialSearch(Search):
                 if instance is None:
                     continue
                 self._help(instance)
-                for form in itertools.islice(forms(instance.thing, sizes), 4):
+                for form in itertools.islice(forms(instance.thing, sizes), MOST_FORMS):
                     yield from self._in_either_layout(instance, form)
 
     def _in_either_layout(self, instance: Instance, form: CallForm) -> Iterator[PartialRun]:

@@ -220,3 +220,32 @@ def test_a_clear_opposite_is_contradicted(name, answer, wrong):
 def test_an_answer_in_other_words_is_found(name, answer, point, state):
     found = find_question(name).judge(answer)
     assert next(made.state for title, made in found.items() if title.startswith(point)) == state
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "said", "wrong"),
+    [
+        ("flops", "2.15 billion multiply-adds", ["together"], []),
+        ("flops", "2.15 billion operations", [], ["together"]),
+        ("flops", "4.29 billion multiply-adds", [], ["together"]),
+        ("flops", "2^32", ["together"], []),
+        ("flops", "8*1024*512*512", ["the projections", "a multiply-add"], []),
+        ("flops", "the attention products take 2.15 G", ["the scores"], []),
+        ("parameters", "1,050,624 for a head, so 8,404,992", [], ["together"]),
+        ("cache", "2 MiB per token", [], []),
+        ("cache", "2 KiB for all tokens", [], []),
+        ("cache", "4096 numbers per token", [], []),
+        ("cache", "1024 numbers per token", ["its size"], []),
+        ("cache", "2 KiB per token, so 2 MiB for 1024 tokens", ["its size"], []),
+        ("memory", "16 MiB per head", [], []),
+        ("memory", "FlashAttention avoids it", ["a fused"], []),
+        ("memory", "FlashAttention writes the whole matrix to memory", [], ["a fused"]),
+        ("grouped", "fewer queries are stored", [], ["several query", "the cache"]),
+    ],
+)
+def test_a_number_counts_for_what_it_is_said_of_in_its_own_unit(name, answer, said, wrong):
+    found = find_question(name).judge(answer)
+    for state, starts in (("said", said), ("wrong", wrong)):
+        named = [title for title, made in found.items() if made.state == state]
+        assert len(named) == len(starts), (state, named)
+        assert all(title.startswith(start) for title, start in zip(named, starts, strict=True))

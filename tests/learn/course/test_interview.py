@@ -136,20 +136,45 @@ def typed(monkeypatch, text):
 def test_the_interview_asks_until_the_time_is_over(capsys, monkeypatch):
     typed(monkeypatch, "They saturate.\nGradients vanish.\n\nno idea\n\n")
     chosen = (find_question("root"), find_question("mask"))
-    assert interview.ask_all(chosen, clock=5.0) == 0
+    assert interview.ask_all(chosen, 5.0) == 0
     out = capsys.readouterr().out
     assert "[5 min left]" in out
     assert interview._minutes(0.5) == "30 s"
     assert "Points found in your answers: 2 of 7. The interview took less than a minute." in out
-    assert interview.ask_all(chosen, clock=1e-9) == 0
+    assert interview.ask_all(chosen, 1e-9) == 0
     assert "Time is up." in capsys.readouterr().out
+
+
+def test_an_answer_that_is_typed_after_the_clock_does_not_count(tmp_path, capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(interview.time, "monotonic", lambda: now[0])
+    lines = iter([(30, "They saturate the softmax."), (90, "Gradients vanish."), (91, "")])
+
+    def late(_):
+        now[0], line = next(lines)
+        return line
+
+    monkeypatch.setattr("builtins.input", late)
+    assert interview.ask_all((find_question("root"), find_question("mask")), 1.0) == 0
+    out = capsys.readouterr().out
+    assert "✓ large scores saturate the softmax" in out, "what was typed in time counts"
+    assert "✓ then the gradients vanish" not in out
+    assert "Time is up." in out
+    assert "Points found in your answers: 1 of 4." in out
+    now[0], path = 0.0, tmp_path / "mine.py"
+    path.write_text(find_question("code").answer(sizes()))
+    lines = iter([(61, str(path))])
+    interview.ask_all((find_question("code"),), 1.0)
+    out = capsys.readouterr().out
+    assert "What you typed last came too late and does not count." in out
+    assert "Your code is right" not in out
 
 
 def test_a_path_is_one_line_and_is_asked_again_until_the_file_exists(tmp_path, capsys, monkeypatch):
     path = tmp_path / "mine.py"
     path.write_text("import torch\n\nclass MultiHeadAttention(torch.nn.Module):\n    pass\n")
     typed(monkeypatch, f"{tmp_path / 'typo.py'}\n?\n{path}\n\nIt is quadratic in the length.\n\nq\n")
-    assert interview.ask_all((find_question("code"),), clock=9.0) == 0
+    assert interview.ask_all((find_question("code"),), 9.0) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert f"There is no file '{tmp_path / 'typo.py'}'." in out
     assert "Six steps: " in out
@@ -165,13 +190,13 @@ def test_a_path_is_one_line_and_is_asked_again_until_the_file_exists(tmp_path, c
 def test_leaving_is_possible_at_every_prompt(text, capsys, monkeypatch):
     for name in ("code", "root"):
         typed(monkeypatch, text)
-        assert interview.ask_all((find_question(name),), clock=None) == 0
+        assert interview.ask_all((find_question(name),), None) == 0
         assert capsys.readouterr().out.endswith("\n\nThe interview took less than a minute.\n")
 
 
 def test_a_question_mark_lists_the_points(capsys, monkeypatch):
     typed(monkeypatch, "?\nThey saturate.\n\n")
-    interview.ask_all((find_question("root"),), clock=None)
+    interview.ask_all((find_question("root"),), None)
     out = capsys.readouterr().out
     assert "A good answer makes 4 points:" in out
     assert "✓ large scores saturate the softmax" in out

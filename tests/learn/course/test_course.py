@@ -10,6 +10,7 @@ import torch
 
 from course_answers import RAISING, SAME, WRONG
 from headwise.cli import main
+from headwise.cli.course import show
 from headwise.learn.course import EXERCISES, find, grade, train_and_write
 from headwise.learn.course import gpt as gpt_exercises
 from headwise.learn.course.comparison import code_of, compared
@@ -131,6 +132,40 @@ def test_a_class_with_another_signature_is_told_how_it_is_called(tmp_path):
     assert [result.name for result in found.results if not result.right] == ["the projections", "the mask"]
     misspelt = grade(exercise, names_in(exercise.solution.replace("def forward", "def foward"), tmp_path / "other.py"))
     assert misspelt.next.words == "there is no method forward; is foward meant to be it?"
+
+
+def test_a_definition_under_another_name_is_named_once(tmp_path, capsys):
+    exercise = find("all-heads-at-once")
+    for name in ("MultiheadAttention", "Mine"):
+        other = exercise.solution.replace("class MultiHeadAttention", f"class {name}")
+        found = grade(exercise, names_in(other, tmp_path / f"{name}.py"))
+        assert found.next.words == f"MultiHeadAttention is not defined; is {name} meant to be it?"
+        show(found)
+        assert capsys.readouterr().out.count("meant to be it") == 1
+    function = find("dot-products").solution.replace("def softmax", "def soft_max")
+    found = grade(find("dot-products"), names_in(function, tmp_path / "function.py"))
+    assert found.next.words == "softmax is not defined; is soft_max meant to be it?"
+    assert "meant" not in grade(exercise, names_in("import torch\n", tmp_path / "none.py")).next.words
+
+
+def test_two_courses_can_be_kept_apart(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    in_this_process(monkeypatch)
+    path = Workspace(tmp_path / "course", EXERCISES).path(EXERCISES[0])
+    assert main(["course"]) == 0
+    path.write_text(EXERCISES[0].solution)
+    assert main(["course"]) == 0
+    capsys.readouterr()
+    assert main(["course", "--folder", "again"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Solved before, in another folder: 1 of 14." in shown
+    assert "--folder again --progress again/progress.json" in shown
+    assert "2. One head" in shown
+    assert main(["course", "--folder", "new", "--progress", "new/progress.json"]) == 0
+    assert "1. Dot products and softmax" in capsys.readouterr().out
+    assert main(["course", "--list"]) == 0
+    assert "Your progress, in any folder, is kept in " in capsys.readouterr().out
 
 
 def test_a_name_that_comes_after_the_end_of_a_file_is_not_called_missing(tmp_path):

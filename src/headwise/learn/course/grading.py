@@ -200,7 +200,12 @@ class _Judge:
     def _tried(self, test: Callable[[], None]) -> PartTrial:
         with self.limited(self.exercise.seconds), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return PartTrial.of(test, self.missing)
+            return PartTrial.of(test, self._missing)
+
+    def _missing(self, name: str) -> str:
+        """What to say of a name that the answer does not define; an answer may have it under another one."""
+        meant = _meant(name, self.space, self.exercise.skeleton)
+        return self.missing.format(name) + (f"; is {meant} meant to be it?" if meant else "")
 
     @functools.cached_property
     def _call(self) -> PartTrial:
@@ -324,6 +329,15 @@ class _Judge:
         if report.verdict == "unknown" and not named:
             return "; ".join(report.doubts) or "the checker does not understand this class"
         return words
+
+
+def _meant(name: str, space: Space, skeleton: str) -> str | None:
+    """The definition of an answer that a missing name may be: the one spelled alike, or the only one to spare."""
+    kind = type if name[:1].isupper() else types.FunctionType
+    own = [n for n, made in space.items() if isinstance(made, kind) and made.__module__ == space.get("__name__")]
+    spare = {other.lower(): other for other in own if not re.search(rf"\b(class|def) {other}\b", skeleton)}
+    alike = difflib.get_close_matches(name.lower(), spare, 1, 0.6) or [*spare][: len(spare) == 1]
+    return next((spare[other] for other in alike), None)
 
 
 def _of_nothing(tried: PartTrial, used: list[Any]) -> PartTrial:

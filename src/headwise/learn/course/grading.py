@@ -40,12 +40,14 @@ PIECES = {
 }  # fmt: skip
 RESIDUAL = "the input is added to the output (residual)"
 ROLES = ("wrong-role", "no-qkv-proj", "one-projection")  # made where q, k and v are made, or where they are used
+FOLLOWING = ("unused-projection", "no-gradient")
 # Findings that say more than the error they lead to, and errors that are about the shape of the input.
 CLEARER = ("missing-super", "missing-import", "missing-base")
 OF_SHAPES = ("it raises RuntimeError", "it raises ValueError", "it raises IndexError")
 FLOW = (1, 2, 3, 4, 6, 5, 7, 8, 9, 10)  # the steps, in the order in which most answers do them
 NOT_TRIED = "not tried, because the previous step did not finish"
-WAITING = (NOT_REACHED, NOT_JUDGED, NOT_TRIED)
+SAME_CAUSE = "for the same reason"
+WAITING = (NOT_REACHED, NOT_JUDGED, NOT_TRIED, SAME_CAUSE)
 # The step of attention that a mistake of the checker belongs to, by the first words of its name.
 STEPS = {
     "causal-cache": CACHE_STEP, "layers-in-list": 1,
@@ -169,6 +171,7 @@ class _Judge:
         self.exercise, self.space, self.limited, self.missing = exercise, WatchedSpace(space), limited, missing
         self.report: Report | None = None
         self.cause, self.cause_part = "", ""  # what the checker finds first, and the part that it belongs to
+        self.cause_told = False  # by a part that it leads to
         self.told: set[ErrorPlace | str] = set()  # errors, by place or, outside the learner's code, by words
         self.right: list[types.FunctionType] = []  # functions that parts have found right
 
@@ -187,7 +190,9 @@ class _Judge:
         named = self._checked[1]
         if tried.failure is not None and tried.failure == self._call.failure:
             return tried.words
-        if tried.words and self.cause and not (self.cause_part == part.name or tried.raised):
+        by_class = self.space[str(self.exercise.judged)] in used
+        if tried.words and self.cause and by_class and not (self.cause_part == part.name or tried.raised):
+            self.cause_told = True
             return f"{tried.words}; the cause may be that {self.cause}"
         return tried.words or named.get(part.name, "")
 
@@ -232,7 +237,7 @@ class _Judge:
             told = self._placed(finding)
             owner = self._owner(_step(finding), finding.text, finding.name)
             if not self.cause:
-                self.cause, self.cause_part = f"{told.title}{_place(told)}", owner
+                self.cause, self.cause_part = _words(told), owner
             words.setdefault(owner, _words(told))
         if self._call.selfless:
             first, *others = (part.name for part in self._asked)
@@ -307,11 +312,32 @@ class _Judge:
     def _owner(self, step: int, text: str, mistake: str) -> str:
         """The part that a mistake belongs to: by its step, or by the line it is on if it can be in several steps."""
         roles = mistake.startswith(ROLES)
+        if roles and self._uncalled and (made := self._with_step(1)) is not None:
+            return made.name
         if not step or roles:
             alike = _most_alike([part for part in self._asked if not roles or {1, 4, 8} & {*part.steps}], text)
             if alike is not None:
                 return alike.name
-        return next((part.name for part in self.exercise.parts if step in part.steps), self._asked[-1].name)
+        before = [*FLOW[: FLOW.index(step) + 1]] if step in FLOW else [step]
+        found = (part.name for step in reversed(before) for part in self.exercise.parts if step in part.steps)
+        return next(found, self._asked[-1].name)
+
+    @functools.cached_property
+    def _uncalled(self) -> bool:
+        """Whether the class has a matrix that a call as documented does not use."""
+        called: set[torch.nn.Module] = set()
+        layers: set[torch.nn.Module] = set()
+
+        def watched() -> None:
+            layer = self.space[str(self.exercise.judged)](*call.sizes)
+            layers.update(module for module in layer.modules() if isinstance(module, torch.nn.Linear))
+            for module in layers:
+                module.register_forward_hook(lambda module, *_: called.add(module))
+            layer(*(torch.randn(shape) for shape in call.inputs))
+
+        if (call := self.exercise.call) is not None:
+            self._tried(watched)
+        return bool(layers - called)
 
     def _by_checker(self, part: Part) -> str:
         missing = self._tried(functools.partial(needs, self.space, str(self.exercise.judged))).words
@@ -324,6 +350,8 @@ class _Judge:
             done = {int(step.partition(" ")[0]) for step in report.done}
             return _unwritten(part, done)
         words = named.get(part.name, "")
+        if words == self.cause and self.cause_told:
+            return SAME_CAUSE
         if self._call.raised and words not in ("", *WAITING) and self._is_told(self._call):
             return NOT_REACHED
         if report.verdict == "unknown" and not named:
@@ -371,10 +399,10 @@ def _unwritten(part: Part, done: set[int]) -> str:
 
 
 def _causes(found: list[Finding]) -> list[Finding]:
-    """The findings without those that follow from another: a projection in a wrong role leaves another one unused."""
+    """The findings without those that follow from another: a projection in a wrong role leaves another without use."""
     roles = [finding for finding in found if finding.name.startswith(ROLES)]
     kept = [finding for finding in found if finding not in roles[1:]]
-    return [finding for finding in kept if finding.name != "unused-projection"] or kept
+    return [finding for finding in kept if finding.name not in FOLLOWING] or kept
 
 
 def _most_alike(parts: list[Part], text: str) -> Part | None:

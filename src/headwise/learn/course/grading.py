@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from headwise.check import Finding, Report, check
-from headwise.learn.course.exercise import CACHE_STEP, Exercise, Part, Space, needs, returned
+from headwise.learn.course.exercise import CACHE_STEP, WAITS, Exercise, Part, Space, needs, returned
 from headwise.learn.course.reach import steps_before
 from headwise.learn.course.trial import (
     SEES_LATER,
@@ -47,7 +47,7 @@ OF_SHAPES = ("it raises RuntimeError", "it raises ValueError", "it raises IndexE
 FLOW = (1, 2, 3, 4, 6, 5, 7, 8, 9, 10)  # the steps, in the order in which most answers do them
 NOT_TRIED = "not tried, because the previous step did not finish"
 SAME_CAUSE = "for the same reason"
-WAITING = (NOT_REACHED, NOT_JUDGED, NOT_TRIED, SAME_CAUSE)
+WAITING = (NOT_REACHED, NOT_JUDGED, NOT_TRIED, SAME_CAUSE, WAITS)
 # The step of attention that a mistake of the checker belongs to, by the first words of its name.
 STEPS = {
     "causal-cache": CACHE_STEP, "layers-in-list": 1,
@@ -370,7 +370,7 @@ def _meant(name: str, space: Space, skeleton: str) -> str | None:
 
 def _of_nothing(tried: PartTrial, used: list[Any]) -> PartTrial:
     """A trial that fails on a None of a function, with the name and the line of that function."""
-    ours = tried.raised and tried.failure is None and "'NoneType' object" in tried.words
+    ours = tried.raised and tried.failure is None and "'NoneType'" in tried.words
     if not (ours or tried.words.endswith(returned(None))) or not used:
         return tried
     called = getattr(used[-1], "forward", used[-1])

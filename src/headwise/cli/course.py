@@ -4,8 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from headwise.check.report import wrapped
 from headwise.cli import quiz
-from headwise.cli.console import add_json, late_status, paragraph, print_json, write_file
+from headwise.cli.console import add_json, columns, late_status, paragraph, print_json, write_file
 from headwise.errors import OptionError
 from headwise.learn.course import EXERCISES, Exercise, Grade, card, find
 from headwise.learn.course.comparison import compared
@@ -154,7 +155,9 @@ def judged(progress: Progress, space: Workspace, exercise: Exercise, options: ar
         return 0 if found.right else 1
     show(found)
     if options.report and found.report:
-        print(f"\n{found.report}")
+        print()
+        for line in (part for whole in found.report.splitlines() for part in wrapped(whole, columns(sys.stdout, 80))):
+            print(line)
     if not found.right:
         print(f"\nA hint: headwise course {number} --hint")
         return 1

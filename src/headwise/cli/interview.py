@@ -7,6 +7,7 @@ from pathlib import Path
 from headwise.check import Report, check
 from headwise.cli.check import show as show_report
 from headwise.cli.console import can_ask, check_positive, paragraph, print_json
+from headwise.cli.source import fitted
 from headwise.errors import OptionError, suggestion
 from headwise.learn.course.interview import QUESTIONS, Question, find_question, sizes
 from headwise.learn.course.points import PointFound
@@ -251,7 +252,7 @@ def _words_answered(question: Question, answer: str, *, as_json: bool) -> int:
     if answer.strip() and any(point.state == "missing" for point in found.values()):
         print("  (✓ found in your answer; · not found, but you may have said it in other words)")
     if question.code:
-        print(f"Model answer:\n\n{model}")
+        print(f"Model answer:\n\n{fitted(model)}")
     else:
         paragraph(f"Model answer: {model}")
     return 0 if is_complete else 1

@@ -15,7 +15,7 @@ from headwise.learn.course import EXERCISES, find, grade, train_and_write
 from headwise.learn.course import gpt as gpt_exercises
 from headwise.learn.course.comparison import code_of, compared
 from headwise.learn.course.exercise import skeleton_of
-from headwise.learn.course.grading import NOT_TRIED, WAITING
+from headwise.learn.course.grading import NOT_TRIED, SAME_CAUSE, WAITING
 from headwise.learn.course.work import Workspace, grade_file
 
 # The same function in other styles than the model answer.
@@ -121,6 +121,53 @@ def test_an_error_is_told_in_the_part_where_it_happens_and_nothing_after_it_is_r
     assert all(result.words in WAITING for result in found.results if not result.right and result.name != part) or (
         name == "cache-and-grouped-heads"
     )
+
+
+LISTED = "return self.out(torch.cat([head(x) for head in self.heads], dim=-1))"
+ATTENDED = "x = x + self.attention(self.first_norm(x))"
+FED = "return x + self.down(nn.functional.gelu(self.up(self.second_norm(x))))"
+BETWEEN_HEADS = {
+    ".transpose(1, 2)": "", ".masked_fill(future, -math.inf)": "",
+    "future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)": "pass",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "marks", "words"),
+    [
+        ("list-of-heads", {LISTED: "return x"}, "···", "no gradient flows through the result"),
+        ("list-of-heads", {LISTED: "return [head(x) for head in self.heads]"}, "✓··", "the call returns a list"),
+        ("list-of-heads", {LISTED: "return sum(h(x) for h in self.heads)"}, "✓··", "added up instead"),
+        ("all-heads-at-once", BETWEEN_HEADS, "✓·✓·✓✓✓", "between the heads of one token"),
+        ("one-head", {"self.query(x), self.key(x), self.value(x)": "x, x, x"}, "·✓✓✓", "are not projected"),
+        ("one-head", {"key.transpose(-2, -1)": "key.transpose(-2, -1) / 7"}, "✓·✓✓", "a scale other than"),
+        ("block", {ATTENDED: "pass", FED: "return x"}, "✓····", "where is the attention?"),
+        ("block", {ATTENDED: "pass"}, "✓✓··✓", "where is the attention?"),
+        ("block", {FED: "return x"}, "✓✓·✓·", "is linear"),
+        ("block", {ATTENDED: "x = self.attention(self.first_norm(x))"}, "✓··✓✓", "a block returns its input"),
+        ("block", {FED: "return self.second_norm(x + self.down(nn.functional.gelu(self.up(x))))"}, "✓··✓✓",
+         "the stream itself is normalized"),
+        ("block", {ATTENDED: "x = x + self.first_norm(self.attention(x))"}, "✓✓·✓✓", "a norm reads what attention"),
+        ("block", {FED: FED.removeprefix("return ")}, "·····", "Block returns nothing"),
+    ],
+)  # fmt: skip
+def test_a_step_that_is_not_there_gets_no_credit_and_is_not_blamed_for_another(name, changes, marks, words, tmp_path):
+    source = find(name).solution
+    for right, wrong in changes.items():
+        assert right in source
+        source = source.replace(right, wrong)
+    found = grade(find(name), names_in(source, tmp_path / "answer.py"))
+    assert "".join("✓" if result.right else "·" for result in found.results) == marks, found.sentence()
+    assert words in found.next.words
+
+
+def test_a_cause_is_told_once_and_not_of_a_function_that_is_wrong_itself(tmp_path):
+    exercise = find("mask")
+    found = grade(exercise, names_in(exercise.solution.replace("-math.inf", "0.0"), tmp_path / "zero.py"))
+    assert "the cause may be that masked keys keep some weight: future scores are set to a number" in found.next.words
+    assert found.results[-1].words == SAME_CAUSE
+    found = grade(exercise, names_in(exercise.solution.replace(".tril()", ".tril(-1)"), tmp_path / "strict.py"))
+    assert found.next.words == "causal_mask(5)[0, 0] is 0; expected 1"
 
 
 def test_a_class_with_another_signature_is_told_how_it_is_called(tmp_path):

@@ -18,7 +18,7 @@ import torch
 
 from headwise.check import Finding, Report, check
 from headwise.learn.course.exercise import CACHE_STEP, WAITS, Exercise, Part, Space, needs, returned
-from headwise.learn.course.reach import steps_before
+from headwise.learn.course.reach import steps_before, steps_there
 from headwise.learn.course.trial import (
     SEES_LATER,
     UNWRITTEN,
@@ -247,9 +247,31 @@ class _Judge:
         elif not found and report.verdict != "unfinished" and self._call.words:
             step = STEPS["causal"] if self._call.words.startswith(SEES_LATER) else 0
             words[self._owner(step, "", "")] = self._call.words
+        if report.verdict != "unfinished" and not self._call.raised:
+            self._leave_out(words, found)
         if not words and RESIDUAL in report.variants:
             words[self._asked[-1].name] = f"{RESIDUAL}; exercise 12 does that, around the layer"
         return report, words
+
+    def _leave_out(self, words: dict[str, str], found: list[Finding]) -> None:
+        """Give no credit for a step that is not there, if the class does something else than all of them."""
+        said = "" if self._call.words.startswith(SEES_LATER) else self._call.words  # a wrong shape, or no tensor
+        if said or any(_step(finding) == 0 for finding in found):
+            with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
+                there = steps_there(self.space[str(self.exercise.judged)])
+            missing = [part for part in self._asked if not there & {*part.steps}] if there is not None else []
+            if said and missing:
+                words.setdefault(missing[0].name, said)
+            elif missing and missing[0].name not in words:  # what nothing else places
+                placeless = next((_words(finding) for finding in found if _step(finding) == 0), "")
+                words |= {name: WAITS for name, told in words.items() if told == placeless} | {
+                    missing[0].name: placeless
+                }
+            for part in missing:
+                words.setdefault(part.name, WAITS)
+        hiding = self._with_step(STEPS["causal"])
+        if hiding is not None and any(finding.name.startswith("attends-over") for finding in found):
+            words.setdefault(hiding.name, WAITS)  # between other things than tokens, nothing can be hidden
 
     def _another_call(self) -> dict[str, str]:
         """What is said, by part, of a class that is made or called in another way than the exercise says."""

@@ -259,7 +259,8 @@ class _Judge:
         if said or any(_step(finding) == 0 for finding in found):
             with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
                 there = steps_there(self.space[str(self.exercise.judged)])
-            missing = [part for part in self._asked if not there & {*part.steps}] if there is not None else []
+            placed = {1} if any(finding.name.startswith(ROLES) for finding in found) else set[int]()
+            missing = [] if there is None else [p for p in self._asked if not (there | placed) & {*p.steps}]
             if said and missing:
                 words.setdefault(missing[0].name, said)
             elif missing and missing[0].name not in words:  # what nothing else places

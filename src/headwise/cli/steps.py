@@ -26,6 +26,8 @@ EXAMPLES = """examples:
   headwise steps --causal --html steps.html
 """
 
+OTHER_COLUMNS = 52  # beside the code, in the table of the steps
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
@@ -169,8 +171,19 @@ def _steps_table(steps: list[Explained]) -> Any:
     for step in steps:
         before, after = ("\n  ".join(f"{names} {shape_text(s)}" for names, s in part.items()) for part in step.shapes())
         shapes = f"  {before}\n[green]→ {after}[/]"
-        grid.add_row(f"[bold cyan]{step.number}[/]", step.name, shapes, f"[bold]{_safe(step.operation)}[/]\n{step.why}")
+        grid.add_row(
+            f"[bold cyan]{step.number}[/]", step.name, shapes, f"[bold]{_safe(_folded(step.operation))}[/]\n{step.why}"
+        )
     return grid
+
+
+def _folded(code: str) -> str:
+    """Code that is too long for its column, broken where a reader would: before a call of a chain, or a `for`."""
+    if len(code) <= console().width - OTHER_COLUMNS:
+        return code
+    if code.startswith("["):
+        return code.replace(" for ", "\n for ")
+    return code.replace(").", ")\n  .")
 
 
 def _safe(code: str) -> str:

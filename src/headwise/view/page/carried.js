@@ -1,9 +1,9 @@
 // What weights carry (view/carried.py): the same data as of weights, of weights times what they carry or of contributions.
 
 const MEASURES = {
-  weights: { name: "Weights", unit: "attention weight", short: "weight", told: "attention weights: the share of its attention that each token gives to each other token." },
-  value: { name: "Weights × what they carry", unit: "weight × what it carries", short: "weight × what it carries", told: "weights × what they carry: each weight times the size of what the attended token passes on, with rows rescaled to sum to 1. Names and percentages of heads describe their weights." },
-  contribution: { name: "Contributions", unit: "share of what the head writes", short: "of what the head writes here", told: "contributions: how much of what the head writes at each token comes from each attended token. Below 0, it pulls the other way. The first token is included. Names and percentages of heads describe their weights." },
+  weights: { name: "Weights", unit: "attention weight", short: "weight", told: "attention weights, the share of its attention that each token gives to each other token." },
+  value: { name: "Weights × what they carry", unit: "weight × what it carries", short: "weight × what it carries", told: "weights × what they carry, each weight times the size of what the attended token passes on, with rows rescaled to sum to 1. Names and percentages of heads describe their weights." },
+  contribution: { name: "Contributions", unit: "share of what the head writes", short: "of what the head writes here", told: "contributions, how much of what the head writes at each token comes from each attended token. Below 0, it pulls the other way. The first token is included. Names and percentages of heads describe their weights." },
 };
 
 const WEIGHED = 24; // heads whose weighted maps are kept

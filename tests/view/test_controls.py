@@ -452,7 +452,8 @@ def test_the_crosshair_leaves_the_colors_of_the_map_as_they_are(open_view, built
     colors = f"""(() => {{
         const {{ canvas, pads, view }} = {APP}.stage.shown[0];
         const ratio = window.devicePixelRatio;
-        const context = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', {{ willReadFrequently: true }});
+        const context = new OffscreenCanvas(canvas.width, canvas.height)
+            .getContext('2d', {{ willReadFrequently: true }});
         context.drawImage(canvas, 0, 0);
         const at = (i, pad) => Math.round((pad + (i + 0.5) * view.scale) * ratio);
         const found = [];

@@ -2,6 +2,7 @@
 
 import re
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -311,6 +312,10 @@ def test_numbers_in_bytes_have_no_more_digits_than_are_true(open_view, builtin, 
         digits = len(told.partition(".")[2])
         assert digits < 3
         assert float(told) == pytest.approx(exact, abs=1.1 * 10**-digits)
+        if what == "weights":
+            times = page.locator(".fact b").nth(1).inner_text().rstrip("×")
+            unit = 10.0 ** -len(times.partition(".")[2])
+            assert float(times) == pytest.approx(exact * (query + 1), abs=1.1 * unit)
 
 
 def test_pictures_fade_by_what_is_shown(open_view, builtin):
@@ -414,7 +419,7 @@ def test_the_legend_names_the_weight_from_which_lines_are_drawn(open_view, built
     page = open_view(result, "#view=words&head=1.2")
     page.set_viewport_size({"width": 1440, "height": 1400})
     until(page, f"{RESTING} && {APP}.lines.drawn && {APP}.lines.window()[1] === {result.T}")
-    assert "Lines from 0.02 upward, of one word all" in page.locator(".legend-name").inner_text()
+    assert "Lines start at 0.02; a word that you point at has all" in page.locator(".legend-name").inner_text()
     strokes = f"""(() => {{
         const context = {APP}.lines.canvas.getContext('2d');
         let count = 0;
@@ -481,3 +486,32 @@ def test_in_a_narrow_window_controls_stand_above_what_they_change(open_view, bui
     assert lowest <= picture["y"]
     assert picture["y"] < 0.62 * height, "most of the picture is on the first screen"
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_frames_around_heads_are_explained_while_a_word_is_pointed_at(open_view, builtin):
+    page = open_view(view(builtin, TEXT))
+    page.locator('.word[data-i="9"]').hover()
+    until(page, "document.querySelectorAll('.head.top').length === 8")
+    assert page.locator(".atlas-tell").inner_text().startswith("Framed: the 8 heads that attend most from this word")
+    page.mouse.move(450, 2)
+    until(page, "document.querySelector('.atlas-tell').textContent.startsWith('Each picture is one head')")
+
+
+def test_the_text_ends_in_the_window(open_view, builtin):
+    page = open_view(view(builtin, TEXT * 9))
+    page.set_viewport_size({"width": 1440, "height": 900})
+    until(page, f"{RESTING} && document.querySelector('.reading').getBoundingClientRect().bottom <= 900")
+    assert page.evaluate("document.documentElement.scrollHeight") <= 900
+
+
+def test_a_map_between_two_texts_has_no_bars_of_distance(open_view):
+    weights = headwise.AttentionMap(torch.randn(1, 2, 7, 5), torch.randn(1, 2, 11, 5))
+    page = open_view(view(weights, words=list("abcdefg"), keys=list("mnopqrstuvw")), "#view=map")
+    until(page, RESTING)
+    assert "entropy in nats of each query" in page.locator(".edges").inner_text()
+    page.locator(".menu summary").click()
+    with page.expect_download() as download:
+        page.locator(".menu-list button", has_text="SVG").click()
+    drawing = Path(download.value.path()).read_text(encoding="utf-8")
+    assert "entropy" in drawing
+    assert "distance" not in drawing

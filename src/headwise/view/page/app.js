@@ -28,7 +28,7 @@ class App {
     this.store.listen((changed, fromAddress) => this.changed(changed, fromAddress));
     this.onkey = (event) => this.key(event);
     this.onscheme = () => this.recolor();
-    this.onresize = debounced(() => (this.atlas.fit(), this.lines.fit(), this.table.fit()), 60);
+    this.onresize = debounced(() => (this.atlas.fit(), this.lines.fit(), this.table.fit(), this.reading.fit()), 60);
     document.addEventListener("keydown", this.onkey);
     this.scheme.addEventListener("change", this.onscheme);
     addEventListener("resize", this.onresize);
@@ -184,7 +184,8 @@ class App {
     const kind = view === "map" && !difference ? KINDS_TOLD[this.kind] : null;
     const what = view === "table" ? "averages per head, of attention weights." : kind ? kind(MEASURES[this.measure].name.toLowerCase()) : MEASURES[this.measure].told;
     this.shown.textContent = `Shown: ${difference ? `the difference of two heads (${difference}), of ` : ""}${what}${this.firstTold(view)}`;
-    if (view === "map") this.stage.fit(); // what stands above the map may have grown
+    this.reading.fit(); // what stands above may have grown
+    if (view === "map") this.stage.fit();
   }
 
   // What is done with the first token, in the same words in every view.

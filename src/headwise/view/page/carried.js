@@ -29,7 +29,7 @@ class CarriedSource extends EmbeddedSource {
     return this.sections.has(name) && this.sections.shape(name)[0] === this.manifest.T;
   }
 
-  // A weighted number is as precise as its weight, in proportion.
+  // A weighted number is as precise as its weight, in proportion, and as the sum of its row, which should be 1.
   async errorAt(layer, head) {
     if (this.measure !== "value") {
       const error = this.sections.error(this.pictureName(layer, head));
@@ -37,9 +37,16 @@ class CarriedSource extends EmbeddedSource {
     }
     if (!this.hasDense(layer, head)) return () => 0;
     const [plain, error] = await Promise.all([this.plain.dense(layer, head), this.plain.errorAt(layer, head)]);
+    const { S } = this.manifest;
+    const missing = new Map();
+    const ofRow = (query) => {
+      if (!missing.has(query)) missing.set(query, Math.abs(1 - plain.values.subarray(query * S, (query + 1) * S).reduce((a, b) => a + b, 0)));
+      return missing.get(query);
+    };
     return (query, key, value) => {
-      const weight = plain.values[query * this.manifest.S + key];
-      return weight > 0 ? (value * error(query, key, weight)) / weight : 0;
+      const weight = plain.values[query * S + key];
+      const its = error(query, key, weight);
+      return weight > 0 && its > 0 ? value * (its / weight + ofRow(query)) : 0;
     };
   }
 

@@ -93,8 +93,8 @@ class Lines {
     const { app } = this;
     const span = app.data.spanOf(app.subject(), app.without ? "rest" : "mass");
     const coarse = span > 1 ? `. Lines are averages over ${count(span)} words and go to ${count(span)} words together: this file has no numbers of single tokens here` : "";
-    const [left, mark] = app.without ? [" without the first token", ". −40 %: so much of a row is left out"] : ["", ""];
-    fill(app.legend, legendOf(app.scale(), `${MEASURES[app.measure].unit}${left}. Lines from ${FAINTEST} upward, of one word all${mark}${coarse}`, app.dark));
+    const [left, mark] = app.without ? [" without the first token", ". −40 %: left out of that row"] : ["", ""];
+    fill(app.legend, legendOf(app.scale(), `${MEASURES[app.measure].unit}${left}. Lines start at ${FAINTEST}; a word that you point at has all${mark}${coarse}`, app.dark));
   }
 
   show(at) {
@@ -246,11 +246,13 @@ function withoutFirst(row, first) {
   const left = 1 - row.weights[at];
   if (left < 1e-6) return { ...row, left: 0, keys: [], weights: [], errors: [] };
   const keep = (values) => values.filter((_, i) => i !== at);
-  return { ...row, left, keys: keep(row.keys), weights: keep(row.weights).map((weight) => Math.min(1, weight / left)), errors: row.errors && keep(row.errors).map((error) => error / left) };
+  return { ...row, left, leftError: row.errors?.[at] || 0, keys: keep(row.keys), weights: keep(row.weights).map((weight) => Math.min(1, weight / left)), errors: row.errors && keep(row.errors).map((error) => error / left) };
 }
 
 // How much of a row was left out with the first token.
 const leftOut = (row) => {
-  if (!(row?.left < 0.995)) return ""; // less than one percent
-  return `${Math.min(row.left ? 99 : 100, Math.round(100 * (1 - row.left)))} %`; // 100 % only if all is
+  if (row?.left === undefined) return "";
+  const unit = row.leftError > 0.004 ? 5 : 1; // percent: as precise as the file is
+  if (100 * (1 - row.left) < unit / 2) return "";
+  return `${Math.min(row.left ? 100 - unit : 100, unit * Math.round((100 * (1 - row.left)) / unit))} %`; // 100 % only if all is
 };

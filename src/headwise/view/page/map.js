@@ -232,7 +232,8 @@ class HeadMap {
     const most = { entropy: Math.log(Math.max(2, view.S)), distance: largest(distance), received: largest(received) };
     context.fillStyle = colors.margin;
     this.bars(plot.height, view.y, entropy, (at, size, value) => context.fillRect(plot.width + 8, at, (band * value) / most.entropy, size));
-    this.bars(plot.height, view.y, distance, (at, size, value) => context.fillRect(plot.width + 8 + band + 8, at, (band * value) / most.distance, size));
+    const apart = !this.manifest.keys; // tokens of two texts have no distance
+    if (apart) this.bars(plot.height, view.y, distance, (at, size, value) => context.fillRect(plot.width + 8 + band + 8, at, (band * value) / most.distance, size));
     const high = words ? 18 : 34;
     this.bars(plot.width, view.x, received, (at, size, value) => {
       const tall = high * Math.sqrt(value / most.received);
@@ -244,7 +245,7 @@ class HeadMap {
     const title = (name, most, x, y) => [name, most].forEach((text, i) => context.fillText(text, x, y + 12 * (i - 1)));
     const longest = (x) => `≤${band < 30 ? "" : " "}${x.toFixed(x < 10 ? 1 : 0)}`;
     title(band < 30 ? "ent." : "entropy", longest(most.entropy), plot.width + 8, -4);
-    title(band < 30 ? "dist." : "distance", longest(most.distance), plot.width + 16 + band, -4);
+    if (apart) title(band < 30 ? "dist." : "distance", longest(most.distance), plot.width + 16 + band, -4);
     title(this.kind === "rest" && band > 30 ? "received, with first" : "received", `≤ ${most.received.toFixed(1)}`, plot.width + 8, top + high);
   }
 

@@ -64,6 +64,11 @@ class Reading {
     return { parts, words };
   }
 
+  // Its lower edge is in the window, where it stands beside the pictures.
+  fit() {
+    if (this.root.isConnected) this.root.style.maxHeight = innerWidth > 860 ? `${Math.max(360, this.app.roomFor(this.root) - 18)}px` : "";
+  }
+
   indexOf(target) {
     const word = target.closest?.("[data-i]");
     return word && word.dataset.side !== "key" ? Number(word.dataset.i) : null;

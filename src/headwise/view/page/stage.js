@@ -273,8 +273,8 @@ class Stage {
     if (found.weight === null) return el("span", { class: "facts" }, figure(`≤ ${weightText(found.below)}`, "not among the 8 largest of its row; only those are in the file"));
     const { measure, kind } = this.app;
     const rest = kind === "rest" && found.rest !== undefined ? [figure(shareText(found.rest, measure, found.restError), "without the first token, as drawn")] : [];
-    const plain = [figure(weightText(found.weight, found.error), kind === "rest" ? "weight, where all tokens count" : "weight"), figure(timesText(found.weight * found.visible), "uniform attention")];
-    const facts = measure === "weights" ? [...rest, ...(kind === "uniform" ? plain.reverse() : plain), figure(`#${count(found.rank)}`, `of ${count(found.visible)} in its row`)] : [...rest, figure(shareText(found.weight, measure, found.error), MEASURES[measure].short), ...((found.plain ?? null) === null ? [] : [figure(weightText(found.plain, found.plainError), "weight")])];
+    const plain = [figure(weightText(found.weight, found.error), kind === "rest" ? "weight, where all tokens count" : "weight"), figure(timesText(found.weight * found.visible, (found.error || 0) * found.visible), "uniform attention")];
+    const facts = measure === "weights" ? [...rest, ...(kind === "uniform" ? plain.reverse() : plain), figure(`${found.error ? "≈ " : ""}#${count(found.rank)}`, `of ${count(found.visible)} in its row`)] : [...rest, figure(shareText(found.weight, measure, found.error), MEASURES[measure].short), ...((found.plain ?? null) === null ? [] : [figure(weightText(found.plain, found.plainError), "weight")])];
     if (Number.isFinite(found.logit)) facts.push(figure(minusSign(found.logit.toFixed(2)), "logit"));
     if (other && other.weight !== null) {
       const drawn = rest.length && other.rest !== undefined;
@@ -307,7 +307,7 @@ class Stage {
   bars(pair) {
     if (pair || this.app.measure !== "weights") return null;
     const all = this.app.kind === "rest" ? " They include the first token." : "";
-    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats and mean distance in tokens of each query. A full bar is the number after ≤: the largest there is or, for entropy, the largest possible.${all}` });
+    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats${this.app.side.manifest.keys ? "" : " and mean distance in tokens"} of each query. A full bar is the number after ≤: the largest there is or, for entropy, the largest possible.${all}` });
   }
 
   // Where the pictures of the file end, how to go on.

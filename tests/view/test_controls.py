@@ -507,6 +507,8 @@ def test_the_text_ends_in_the_window(open_view, builtin):
 def test_a_map_between_two_texts_has_no_bars_of_distance(open_view):
     weights = headwise.AttentionMap(torch.randn(1, 2, 7, 5), torch.randn(1, 2, 11, 5))
     page = open_view(view(weights, words=list("abcdefg"), keys=list("mnopqrstuvw")), "#view=map")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    until(page, f"{RESTING} && {APP}.stage.shown[0].width > 600")
     until(page, RESTING)
     assert "entropy in nats of each query" in page.locator(".edges").inner_text()
     page.locator(".menu summary").click()
@@ -515,3 +517,11 @@ def test_a_map_between_two_texts_has_no_bars_of_distance(open_view):
     drawing = Path(download.value.path()).read_text(encoding="utf-8")
     assert "entropy" in drawing
     assert "distance" not in drawing
+
+
+def test_every_number_of_a_legend_is_on_one_line(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#what=contribution")
+    until(page, RESTING)
+    heights = page.locator(".tick").evaluate_all("ticks => ticks.map((tick) => tick.getBoundingClientRect().height)")
+    assert len(heights) == 5
+    assert max(heights) < 20

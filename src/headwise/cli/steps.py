@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headwise.cli.console import add_json, check_file, console, print_json, rich, table, write_file
+from headwise.cli.console import add_json, check_file, console, print_json, rich, table, typed_text, write_file
 from headwise.errors import OptionError
 from headwise.learn import Setting, configs, forms, trace
 from headwise.learn.page import steps_page
@@ -87,7 +87,7 @@ def _read_words(options: argparse.Namespace) -> int:
             f"{', '.join(given) or '--causal'}: a text is read by a real model, which has its own sizes and mask. "
             f"Leave out one of them."
         )
-    steps = word_steps(options.text, options.model or "builtin", options.layer)
+    steps = word_steps(typed_text(options.text), options.model or "builtin", options.layer)
     if options.json:
         print_json(steps.to_dict())
     elif options.html is not None:

@@ -275,3 +275,63 @@ class Windowed(nn.Module):
 
 def test_an_argument_annotated_as_a_whole_number_is_given_one(tmp_path):
     assert judged(tmp_path, WHOLE).verdict in ("variant", "partial")
+
+
+CONFUSED = """import torch
+from torch import nn
+
+
+class Head(nn.Module):
+    def __init__(self, n_embed, head_size, block_size):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(n_embed, head_size, bias=False) for _ in range(3))
+        self.register_buffer("tril", torch.tril(torch.ones(block_size, block_size)))
+
+    def forward(self, x, mask=False, enc_out=None):
+        memory = x if enc_out is None else enc_out
+        scores = self.q(x) @ self.k(memory).mT / self.q.out_features**0.5
+        if mask:
+            scores = scores.masked_fill(self.tril[: x.shape[1], : x.shape[1]] == 0, float("-inf"))
+        return scores.softmax(-1) @ self.v(memory)
+
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, n_heads, n_embed, head_size, block_size):
+        super().__init__()
+        self.heads = nn.ModuleList([Head(n_embed, head_size, block_size) for _ in range(n_heads)])
+        self.fc_out = nn.Linear(n_heads * head_size, n_embed)
+
+    def forward(self, x, enc_out=None):
+        return self.fc_out(torch.cat([head(x, enc_out) for head in self.heads], dim=-1))
+"""
+
+
+def test_an_optional_input_that_always_raises_is_wrong_and_a_switch_inside_of_a_head_is_no_lost_mask(tmp_path):
+    report = judged(tmp_path, CONFUSED)
+    assert (report.cause, report.wrong[0].text.strip()) == ("tensor-as-condition", "if mask:")
+    assert judged(tmp_path, CONFUSED.replace("head(x, enc_out)", "head(x, False, enc_out)")).verdict != "wrong"
+
+
+GROUPS = """import torch
+from torch import nn
+
+
+class PixelAttention(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.norm = nn.GroupNorm(32, channels)
+        self.qkv, self.proj = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
+
+    def forward(self, x):
+        b, c, h, w = x.shape
+        q, k, v = self.qkv(self.norm(x).flatten(2).transpose(1, 2)).chunk(3, dim=-1)
+        y = self.proj((q @ k.mT / c**0.5).softmax(-1) @ v)
+        return x + y.transpose(1, 2).reshape(b, c, h, w)
+"""
+
+
+def test_a_width_that_must_be_divisible_is_tried_with_its_multiples(tmp_path):
+    report = judged(tmp_path, GROUPS)
+    assert report.verdict == "variant", report
+    sizes = next(item.words for item in report.certificate if "three sizes" in item.name)
+    assert [part.split()[0] for part in sizes.split(", ")] == ["32", "96", "64"]

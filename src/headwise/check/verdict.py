@@ -28,7 +28,7 @@ from headwise.check.mistakes import Finding, settled
 from headwise.check.objects import tensors
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
 from headwise.check.reading import AttentionReading
-from headwise.check.report import Report
+from headwise.check.report import POSITIVE, Report
 from headwise.check.search import bind, bind_as_told
 from headwise.check.sizes import CallSizes
 from headwise.check.templates import write
@@ -45,6 +45,8 @@ DENIED = {
     "softmax-axis": ("rows sum", "softmax"), "contiguous": ("head split", "head merge"),
     "form-mask": ("mask",), "mask-convention": ("mask",), "widths-confused": ("head",), "size-fixed": ("batches",),
 }  # fmt: skip
+ELSEWHERE = {"attends-over-heads", "attends-over-features", "attends-over-batch"}
+DENIED |= dict.fromkeys(ELSEWHERE, ("mask",))
 ALWAYS_SAID = set(FAULTS)  # what the others measure is a part of the certificate, and means little outside it
 RANK = {"right": 3, "variant": 3, "partial": 3, "wrong": 2, "unfinished": 2, "unknown": 0}
 
@@ -72,6 +74,9 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
         report = _judge_bound(bound)
     report = review(case, report)
     _located(report, case)
+    if case.assignment is not None:
+        report.compared = case.assignment.asked
+        report.fits = case.assignment.fits(report) if report.verdict in POSITIVE else ""
     if solution and case.assignment is not None:
         report.solution = case.assignment.solution()
     elif solution:
@@ -153,6 +158,8 @@ def _take(report: Report, found: Examination) -> None:
     for note in dict.fromkeys(found.notes):
         if note.kind in lists:
             lists[note.kind].append(note.words)
+    if any(finding.name in ELSEWHERE for finding in report.wrong):  # a mask of tokens × tokens hides nothing there
+        report.masks = []
     if report.wrong:
         report.good = [words for words in found.good(ALWAYS_SAID) if not _is_denied(words, report)]
     report.certificate = found.certificate()
@@ -229,6 +236,8 @@ def judge_file(
         doubts = ["nothing in this file looks like attention; name the class with --name"]
         doubts += [f"{loaded.origin.place(line)} raises {words}" for line, words in loaded.problems[:3]]
         return replace(unknown, doubts=doubts)
+    if assignment is not None and name is None:
+        found = sorted(found, key=lambda pair: not assignment.preferred(pair[0]))
     cases = [Case(other, target, loaded.namespace, loaded, progress, thorough, assignment) for other, target in found]
     if build is None and call is None:
         return _best_report(cases, solution)

@@ -398,7 +398,7 @@ def _own_failure(failures: list[Failure]) -> Failure | None:
     if not inside:
         return None
     calls = [f for f in inside if f.called is not None]
-    if (sure := _after_attention(calls) or _own_call(calls)) is not None:
+    if (sure := _after_attention(calls) or _own_call(calls) or _fixed_size(calls)) is not None:
         return sure
     bare = [f for f in calls if f.bare]
     if bare and all(f.confused for f in bare):
@@ -479,6 +479,11 @@ def _own_call(calls: list[Failure]) -> Failure | None:
         if match and match[1] not in OUR_CALLS:
             return f if f.projected else None
     return None
+
+
+def _fixed_size(calls: list[Failure]) -> Failure | None:
+    """A number of the file in place of a size that the constructor takes."""
+    return next((f for f in calls if f.bare and f.explained is not None and f.explained.name == "size-fixed"), None)
 
 
 def _after_attention(calls: list[Failure]) -> Failure | None:

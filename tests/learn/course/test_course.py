@@ -139,6 +139,7 @@ BETWEEN_HEADS = {
         ("list-of-heads", {LISTED: "return [head(x) for head in self.heads]"}, "✓··", "the call returns a list"),
         ("list-of-heads", {LISTED: "return sum(h(x) for h in self.heads)"}, "✓··", "added up instead"),
         ("all-heads-at-once", BETWEEN_HEADS, "✓·✓·✓✓✓", "between the heads of one token"),
+        ("dot-products", {"powers.sum(-1": "powers.sum(0"}, "✓···", "expected 0.1282"),
         ("one-head", {"self.query(x), self.key(x), self.value(x)": "x, x, x"}, "·✓✓✓", "are not projected"),
         ("one-head", {"key.transpose(-2, -1)": "key.transpose(-2, -1) / 7"}, "✓·✓✓", "a scale other than"),
         ("block", {ATTENDED: "pass", FED: "return x"}, "✓····", "where is the attention?"),

@@ -42,11 +42,11 @@ class Meaning:
 
 
 SETTINGS = (
-    Meaning("heads", "h headnum headcount nh head headsnum headsnumber hnum attentionhead"),
+    Meaning("heads", "h headnum headcount nh head headsnum headsnumber hnum attentionhead hq nq qh nhq nqh numq"),
     Meaning(
         "kv_heads",
         "numkvgroups nkvgroups numgroups ngroups groups numberofgroups numquerygroups nquerygroups querygroups "
-        "groupnum numgroup nkv numkv kvgroups",
+        "groupnum numgroup nkv numkv kvgroups hkv kvh nhkv nkvh kvnum",
     ),
     Meaning(
         "value_width", "dv dimv vdim valuedim dvalue dimvalue vheaddim valueheaddim headdimv dheadv vhdim headvdim"

@@ -148,6 +148,15 @@ def states_slopes(case: Case) -> bool:
     return bool(told) and not any(re.search(r"\b(not|other|instead|unlike)\b|n't\b", text) for text in told)
 
 
+def states_unscaled(case: Case) -> int | None:
+    """The line that says that scores are not scaled on purpose; None where none does."""
+    factor = r"(?:1\s*/\s*(?:math\.)?(?:sqrt|\u221a)\s*\(?\w+\)?|d\w*\s*\*\*\s*-0?\.5|scal(?:e|ing)(?:\s+factor)?)"
+    said = rf"\bun-?scaled\b|\bnot (?:scaled|divided)\b|\bno {factor}|\bwithout (?:a |the |any )?{factor}"
+    doubt = r"\b(todo|fixme|bug|wrong|mistake|forgot|instead of)\b|\?"
+    told = [(n, text) for n, text in _statements(case) if re.search(said, text, re.IGNORECASE)]
+    return next((n for n, text in told if not re.search(doubt, text, re.IGNORECASE)), None)
+
+
 def states_output_first(case: Case) -> int | None:
     """The line that says that the output is returned before the weights; None where none does."""
     said = r"\breturns?\b\W{0,12}(?:out|output|context|result|y|x)\b[^.\n]{0,20},[^.\n]{0,12}\b(?:att\w*|weights?)"

@@ -315,8 +315,10 @@ class MaskTrial:
         scores = self.reading.scores
         if scores is None or scores.axis != "keys" or scores.after or scores.leaks:
             return False
-        usual = self._usual()[1].nan_to_num() * seen
+        base, usual = self._usual()
+        usual = usual.nan_to_num() * seen
         rows = (seen.sum(-1) > 1) & torch.isfinite(core.weights).all(-1) & (usual.sum(-1) > 1e-12)
+        rows &= ~(seen & ~base).any(-1)  # where nothing was left to see, every key has some weight
         expected = usual[rows] / usual[rows].sum(-1, keepdim=True)
         return bool(rows.any()) and not same(core.weights[rows], expected, 1e-4) and not _are_even(core.weights)
 

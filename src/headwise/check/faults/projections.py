@@ -23,7 +23,7 @@ from headwise.check.faults.questions import (
     of_stages,
     role_in,
 )
-from headwise.check.fits import Fit, same, unused_rows
+from headwise.check.fits import Fit, Role, same, unused_rows
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.objects import modules, tensors
 from headwise.check.reading import NONLINEAR, AttentionReading, Projection, multiple
@@ -403,7 +403,7 @@ def weights_of_maps(bound: Bound, reading: AttentionReading) -> Found:
             yield from _product_of_two(bound, core, name, solved.weight, line, others)
         elif role.factor is None and not role.plain and name in ("value", "output"):
             yield Note("untried", f"the rows of the {name} have different factors")
-        elif not role.own_bias:
+        elif not role.own_bias and not _is_separate_bias(bound, name, maps):
             times, wrong = _repeated_bias(bound, solved.bias), _wrong_bias(bound, name, solved.bias)
             if wrong is not None:
                 yield Finding(*wrong, line)
@@ -420,6 +420,19 @@ def weights_of_maps(bound: Bound, reading: AttentionReading) -> Found:
             line = (core.value_scale_line() or core.projection_line("value")) if first else None
             line = line or core.factor_line() or core.output_line()
             yield Finding("values-scaled", f"they are multiplied by {total:.4g}", line)
+
+
+def _is_separate_bias(bound: Bound, name: str, maps: dict[str, tuple[Role, Fit]]) -> bool:
+    """Whether a bias is a parameter beside one matrix for all three that no layer or name gives to another one."""
+    role, solved = maps[name]
+    others = {n.rpartition(".")[0] for other, (held, _) in maps.items() if other != name for n in held.names}
+    for held, tensor in tensors(bound.thing).items():
+        owner = held.rpartition(".")[0]
+        if tensor.numel() == len(solved.bias) and role_in(held) in (None, name) and not (owner and owner in others):
+            own = tensor.detach().double().flatten()
+            if any(same(solved.bias, factor * own, 1e-6) for factor in (1.0, role.factor or 1.0)):
+                return True
+    return False
 
 
 def _repeated_bias(bound: Bound, bias: Tensor) -> int | None:

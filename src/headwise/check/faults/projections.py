@@ -27,7 +27,7 @@ from headwise.check.fits import Fit, Role, same, unused_rows
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.objects import modules, tensors
 from headwise.check.reading import NONLINEAR, AttentionReading, Projection, multiple
-from headwise.check.trace import PRODUCTS, Core
+from headwise.check.trace import PRODUCTS, VIEWS, Core
 
 SHARED = re.compile(r"shared?|tied", re.IGNORECASE)
 ROTARY = re.compile(r"rope|rotar|rotat|\bcos\b", re.IGNORECASE)
@@ -45,11 +45,24 @@ def unread_projections(bound: Bound, reading: AttentionReading) -> Found:
 def head_split(bound: Bound, reading: AttentionReading) -> Found:
     """A head must hold a slice of every token, not pieces of several tokens."""
     shuffled = _shuffled(reading)
-    if shuffled:
+    if any(part.split == "tokens" for part in reading.projections.values()):
+        words = "a token holds numbers of one channel, not the channels of one place"
+        yield Finding("tokens-view", words, _line_of_reading(bound))
+    elif shuffled:
         words = f"{listed(shuffled)} of one head hold pieces of several tokens"
         yield Finding("split-view", words, reading.core.split_line(shuffled[0]))
     elif len(reading.projections) == 3:
         yield Note("good", "head split")
+
+
+def _line_of_reading(bound: Bound) -> int | None:
+    """The first view that gives an input with its channels in front the shape (batch, tokens, channels)."""
+    nodes, shape = bound.trace.nodes, bound.inputs.query.shape
+    for node in (n for n in nodes if n.op in VIEWS and n.parents and n.line is not None):
+        before = nodes[node.parents[0]].value.shape
+        if node.value.shape == shape and before != shape:
+            return node.line
+    return next((n.line for n in nodes if n.op in VIEWS and n.value.shape == shape and n.line is not None), None)
 
 
 def _shuffled(reading: AttentionReading) -> list[str]:

@@ -33,7 +33,7 @@ IMAGES = Path(__file__).parent.parent / "images"
 SIZE = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 780}
 VIEWS = {"heads": "", "text": "#view=words&head=4.2", "map": "#view=map&head=4.2", "table": "#view=table"}
-CARRIED = {"contributions": "#what=contribution&color=importance", "carried": "#view=map&head=5.4&what=value"}
+CARRIED = {"contributions": "#what=contribution&color=importance", "carried": "#view=map&head=5.4&what=value&without="}
 SURVEYED = ("design.md", "heads.md", "learn.md", "looking.md")
 HOVERED = '.word[data-i="11"]'
 BEFORE = ("heads", "map", "table")  # what the first page had

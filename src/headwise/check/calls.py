@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from headwise.check.arguments import CallSizes, source_tree
+from headwise.check.arguments import CallSizes, source_tree, value_for
 from headwise.check.environment import quiet, restored_defaults
 from headwise.check.objects import call_parameters, entry, kind_of_weight, modules, random_weight, tensors
-from headwise.check.vocabulary import call_role, has_usual_value, plain, usual_value
+from headwise.check.vocabulary import call_role, constructor_role, has_usual_value, plain, usual_value
 
 # Layouts: the order of axes in which a class takes its input, and the way back to (B, T, E).
 
@@ -347,7 +347,7 @@ def _with_fixed(form: CallForm, parameters: list[inspect.Parameter], sizes: Call
 
 
 def _choices(p: inspect.Parameter, sizes: CallSizes) -> list[Any]:
-    role, word = call_role(p.name), plain(p.name)
+    role, word, size = call_role(p.name), plain(p.name), constructor_role(p.name)
     if role == "mask" and "len" in word:
         return [None, torch.full((sizes.B,), sizes.T), [sizes.T] * sizes.B, *_neutral_masks(sizes)]
     if role == "mask":
@@ -356,6 +356,8 @@ def _choices(p: inspect.Parameter, sizes: CallSizes) -> list[Any]:
         return [None]
     if has_usual_value(p.name):
         return [usual_value(p.name), None]
+    if role is None and size is not None:  # every call is given the sizes of the model
+        return [value_for(size, sizes), None]
     if role == "length":
         return [sizes.T, None]
     if role == "rotary":

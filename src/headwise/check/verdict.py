@@ -52,7 +52,7 @@ RANK = {"right": 3, "variant": 3, "partial": 3, "wrong": 2, "unfinished": 2, "un
 def judge(case: Case, build: str | None = None, call: str | None = None, solution: bool = False) -> Report:
     """The report on one class, function or object, built and called as told or as found out."""
     start = time.monotonic()
-    if build is None and call is None and is_core(case.target):
+    if build is None and call is None and is_core(case):
         return core_report(case, lambda layer: judge(layer, solution=solution))
     if found := text_mistakes(case):
         return _located(Report("wrong", case.name, findings=found, file=case.filename or ""), case)

@@ -15,7 +15,7 @@ from headwise.check.objects import METHODS
 from headwise.check.vocabulary import WEIGHTS_IN, call_role, constructor_role, plain
 
 NAME = re.compile(r"attn|attention|mha|mhsa|msa|multihead|selfatt|crossatt|multi_head", re.IGNORECASE)
-WEIGHTS = re.compile(r"Linear|Parameter|einsum|Conv1d|randn|MultiheadAttention")
+WEIGHTS = re.compile(r"Linear|Parameter|einsum|Conv\dd|randn|MultiheadAttention")
 PRODUCT = re.compile(r"[\w\])][ \t]*@|matmul|einsum|bmm|scaled_dot_product_attention|MultiheadAttention")
 ATTENDS = re.compile(r"softmax|scaled_dot_product_attention|MultiheadAttention")
 FOREIGN = re.compile(r"\b(np|numpy|jnp|jax|tf|keras|mx|mlx|flax|haiku|hk|paddle|tinygrad|cupy|cp)\.")

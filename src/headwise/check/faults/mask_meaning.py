@@ -20,6 +20,7 @@ from headwise.check.reading import AttentionReading
 from headwise.check.trace import Core, error_line, find_attention
 from headwise.check.vocabulary import call_role, plain
 
+JOINS = ("bitwise_and", "logical_and", "__and__", "mul")  # of two masks
 SECONDS = 6.0  # for one argument; a typical one takes half a second
 LENGTHS = "(B,) lengths"
 LENGTH_MEANINGS = (
@@ -291,6 +292,9 @@ class MaskTrial:
         moved = tried.meaning in ("wrong sample", "transposed", "queries")
         late = tried.meaning == "after"
         tried.line = core.after_softmax_line() if late else core.mask_line(self.bound.trace, moves=moved)
+        if tried.meaning == "both":
+            joined = (n.line for n in other.trace.nodes if n.op in JOINS and n.value.dtype == torch.bool)
+            tried.line = next((line for line in joined if line is not None), tried.line)
         if tried.meaning in ("keep", "drop") and self._changes_weights(core, tried.seen):
             tried.meaning = "rescaled"
         elif tried.meaning in MEANING and not self._is_explained(core, after):
@@ -354,7 +358,7 @@ class MaskTrial:
             return "keep" if kept else "drop"
         if not bool(torch.isfinite(core.weights).all()):
             place = _misplaced(seen, meant, base)
-            return place if place in ("queries", "transposed") else "nan"
+            return {"queries": "queries", "transposed": "transposed", "keep": "both", "drop": "both"}.get(place, "nan")
         if bool(seen.eq(base).all()):
             factor = self._factor(core, mask)
             if factor is None and _evens_rows(weights, self._usual()[1], meant):

@@ -42,6 +42,7 @@ PLAIN_ERRORS = (AttributeError, NameError, TypeError, KeyError)
 WRONG_MEANING = {
     "after": "mask-after-softmax", "discarded": "mask-discarded", "wrong sample": "mask-wrong-sample",
     "transposed": "mask-transposed", "scaled": "mask-scaled", "queries": "mask-on-queries",
+    "both": "mask-empties-rows",
     "some heads": "mask-some-heads", "uncausal": "mask-replaces-causal", "either": "masks-combined",
     "rescaled": "mask-rescales", "one more": "mask-off-by-one", "one less": "mask-off-by-one",
 }  # fmt: skip
@@ -119,14 +120,15 @@ def _is_inverse(value: Tensor, mask: Tensor) -> bool:
 
 def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
     """A mask of the shape that a comment states, or of the axes or type that the code asks for, must work."""
-    example = example_shape(bound.case, argument.name)
-    for stated in [*stated_shapes(bound.case, argument.name), *([example] if example is not None else [])]:
+    example, said = example_shape(bound.case, argument.name), stated_shapes(bound.case, argument.name)
+    for stated in [*said, *([example] if example is not None else [])]:
         tried = [t for t in argument.tried if t.shape == stated.meaning]
         if tried and all(t.error is not None for t in tried):
             words = f"argument {argument.name}, shape {stated.meaning}, as {stated.place} says"
             words += f": {type(tried[0].error).__name__}: {tried[0].error}"
             line = _widened_before(bound, argument, tried[0]) or tried[0].line
-            return [Finding("mask-crashes", words.splitlines()[0][:200], line)]
+            against = "fragile" if said and stated is example else ""  # an example that its own text contradicts
+            return [Finding("mask-crashes", words.splitlines()[0][:200], line, severity=against)]
     if (table := _lost_queries(argument)) is not None:
         words = f"argument {argument.name}: shape (B,1,S) works, shape (B,T,S) raises {type(table.error).__name__}"
         line = _moving_line(bound, argument)

@@ -16,6 +16,7 @@ from headwise.check.arguments import constructor_role
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, leaves, make_inputs
 from headwise.check.code.intent import states_pieces
+from headwise.check.explain import condition
 from headwise.check.faults.behavior import ASKS, judged_weights, usable_masks
 from headwise.check.faults.chunks import is_chunk_size
 from headwise.check.faults.mask_meaning import MaskTrial, is_boolean, measured
@@ -70,6 +71,8 @@ def options(bound: Bound, reading: AttentionReading | None) -> Found:
             yield from _switched(bound, reading, p)
         elif bound.case.never_reads(p.name):
             yield Note("good", f"{p.name}, which is never read")
+        elif call_role(p.name) in INPUT_ROLES and (crash := _refuses_inputs(bound, p)) is not None:
+            yield crash
         elif not is_cache(p.name) and not is_position(p) and not is_chunk_size(p):
             known = _is_added(bound, reading, p.name) or _changes_nothing(bound, p)
             yield Note("good", p.name) if known else _weighing_heads(bound, reading, p)
@@ -115,6 +118,22 @@ def _changes_nothing(bound: Bound, p: inspect.Parameter) -> bool:
         return False
     outputs = (bound.output_of(bound.inputs, {p.name: value}) for value in values)
     return any(out is not None and bound.output is not None and same(out, bound.output) for out in outputs)
+
+
+def _refuses_inputs(bound: Bound, p: inspect.Parameter) -> Finding | None:
+    """The error that an optional input raises, of the length of the queries as of another one."""
+    errors = []
+    for length in (bound.sizes.T, bound.sizes.S):
+        memory = torch.randn(bound.inputs.query.shape[0], length, bound.sizes.E, dtype=bound.inputs.query.dtype)
+        errors.append(_error_with(bound, bound.inputs, {p.name: memory}))
+    first = errors[0]
+    if first is None or any(error is None or is_deliberate(error) for error in errors):
+        return None
+    line = error_line(first, bound.case.filename)
+    words = f"{p.name}: {condition(first) or f'{type(first).__name__}: {first}'}".splitlines()[0][:160]
+    return (
+        None if line is None else Finding("tensor-as-condition" if condition(first) else "option-crashes", words, line)
+    )
 
 
 def _weighing_heads(bound: Bound, reading: AttentionReading | None, p: inspect.Parameter) -> Finding | Note:
@@ -224,6 +243,12 @@ def is_cache(name: str) -> bool:
     return "cache" in word or "past" in word or word in ("kv", "memory", "state")
 
 
+def cache_arguments(bound: Bound) -> list[str]:
+    """The arguments that take a cache: optional ones, and those that a caller without a cache passes None."""
+    found = [p.name for p in optional_arguments(bound) if is_cache(p.name) and not is_boolean(p)]
+    return found + [n for n, value in bound.form.fixed.items() if value is None and is_cache(n)]
+
+
 def is_position(p: inspect.Parameter) -> bool:
     """Whether an argument is the position of the first token, zero or nothing by default."""
     return (p.default is None or type(p.default) is int) and POSITION.fullmatch(plain(p.name)) is not None
@@ -231,9 +256,8 @@ def is_position(p: inspect.Parameter) -> bool:
 
 def caches(bound: Bound, reading: AttentionReading | None) -> Found:
     """A cache that a call returns, given to the next call, must give the same result."""
-    parameters = optional_arguments(bound)
-    names = [p.name for p in parameters if is_cache(p.name) and not is_boolean(p)]
-    flags = {p.name: True for p in parameters if is_boolean(p) and "cache" in plain(p.name)}
+    names = cache_arguments(bound)
+    flags = {p.name: True for p in optional_arguments(bound) if is_boolean(p) and "cache" in plain(p.name)}
     if not names and flags:
         yield from _kept_inside(bound, flags)
     if not names or call_role(names[0]) in INPUT_ROLES:

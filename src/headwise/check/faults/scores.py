@@ -377,21 +377,23 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("mask-discarded", "the masked scores are not assigned to anything", discarded.line)
     stored = _stores_a_triangle(bound) or _stores_a_constant_table(bound)
     built_in = idle is not None and (stored or core.is_of_positions(idle))
+    constant = idle is not None and core.is_constant(idle) and not bound.form.masks
     forgotten = bound.case.uncalled_method(r"causal|mask")
     if discarded is None and idle is None and forgotten is not None and not bound.form.masks:
         yield Finding("causal-ignored", f"the method {forgotten[0]} is never called", forgotten[1])
-    elif discarded is None and idle is None and _stores_a_triangle(bound) and not _has_causal_switch(bound):
+    elif discarded is None and idle is None and _stores_a_triangle(bound) and not _may_be_switched(bound):
         words = "a triangular mask is stored and never used"
         yield Finding("causal-ignored", words, bound.case.idle_line() or core.softmax_line)
     elif discarded is None and idle is None and says_causal(bound):
         words = "its name or its text says so, and every token sees the tokens after it"
         flag = bound.case.line_with(r"is_causal\s*=\s*False")
         yield Finding("causal-ignored", words, flag or bound.case.idle_line() or core.softmax_line)
-    if idle is not None and not bound.form.fixed_tensor and built_in and not _may_hide(bound):
+    if idle is not None and not bound.form.fixed_tensor and (built_in or constant) and not _may_hide(bound):
         words = "a position mask is applied, but the slice that is used hides nothing"
+        words = words if built_in else "a mask of sizes alone is applied, and it hides nothing"
         made = next((n for n in core.trace.nodes if n.op in ("tril", "triu")), None)
         empty = made is not None and len(made.value.unique()) == 1
-        line = core.misaligned_position(idle) or idle.line
+        line = core.misaligned_position(idle) or (None if built_in else core.maker_line(idle)) or idle.line
         yield Finding("causal-ignored", words, made.line if made is not None and empty else line)
 
 
@@ -427,6 +429,13 @@ def _has_causal_switch(bound: Bound) -> bool:
     names = [p.name for p in signature(bound.thing) + parameters_of(bound.case.target)]
     names += [k for m in modules(bound.thing) for k, v in vars(m).items() if isinstance(v, bool) and k != "training"]
     return any(re.search(r"causal|mask|decoder|autoregress|flash|sdp", plain(name)) for name in names)
+
+
+def _may_be_switched(bound: Bound) -> bool:
+    """Whether an argument may switch a stored mask on: of the whole, or of a part that it calls."""
+    inside = (m for m in modules(bound.thing) if not type(m).__module__.startswith("torch."))
+    switches = (p.name for m in inside for p in signature(m) if isinstance(p.default, bool))
+    return _has_causal_switch(bound) or any(re.search("causal|mask", plain(name)) for name in switches)
 
 
 def _stores_a_constant_table(bound: Bound) -> bool:

@@ -406,6 +406,17 @@ class Core:
         behind = self.trace.ancestors(masking.operand_nodes[1:2])
         return any(n.op in ("arange", "tril", "triu") for n in behind)
 
+    def is_constant(self, masking: Node) -> bool:
+        """Whether the mask of this operation was made from sizes alone, without the input or anything stored."""
+        source = masking.operand_nodes[1] if len(masking.operand_nodes) > 1 else None
+        behind = list(self.trace.ancestors([source]))
+        return source is not None and all(None not in node.operand_nodes for node in behind)
+
+    def maker_line(self, masking: Node) -> int | None:
+        """The first line of those that made the mask of this operation."""
+        lines = (n.line for n in self.trace.ancestors(masking.operand_nodes[1:2]) if n.line is not None)
+        return min(lines, default=None)
+
     def misaligned_position(self, masking: Node) -> int | None:
         """The line that numbers queries or keys along the wrong axis: `key <= query` needs (1, S) and (T, 1)."""
         compared = {"le": (0, 1), "lt": (0, 1), "ge": (1, 0), "gt": (1, 0)}

@@ -1,6 +1,11 @@
-"""Functions of queries, keys and values, which are judged as a layer without weights."""
+"""Functions and classes without weights that take queries, keys and values: they are judged as a layer without weights.
+
+What their caller has to pass, the width of a head or the divisor of the scores, is passed as a right caller would.
+"""
 
 import inspect
+import itertools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +19,20 @@ from headwise.check.faults.questions import SINGLE, WEIGHTLESS
 from headwise.check.fits import side_by_side
 from headwise.check.report import Report
 
+OWN = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+SHAPES = {"(B, H, T, D)": True, "(B, T, D)": False}  # whether the heads are split
 PARTS = "projections, the split into heads and the output projection are not part of it"
 
 
+WEIGHTS = re.compile(r"Linear|Parameter|Conv1d|Embedding|MultiheadAttention|_in_proj|randn")
+SCALER = re.compile(
+    r"temperature|temp|tau|scale|scaling|(scale|scaling)factor|sqrt(dk?|dim|headdim)|norm(alizer|factor)?"
+)
+
+
 @dataclass
-class FunctionCase(Case):
-    """A function that was wrapped, reported with its own file."""
+class CoreCase(Case):
+    """A function or class that was wrapped; it is reported with its own file."""
 
     @property
     def filename(self) -> str | None:
@@ -27,30 +40,69 @@ class FunctionCase(Case):
         return super().filename if self.loaded is not None else self.target.function.__code__.co_filename
 
 
-def is_core(target: Any) -> bool:
-    """Whether it is a function of queries, keys and values that have been projected and split already."""
-    if not inspect.isfunction(target):
+def is_core(case: Case) -> bool:
+    """Whether it takes queries, keys and values that have been projected and split already."""
+    entry = _entry(case.target)
+    if entry is None or isinstance(case, CoreCase) or (inspect.isclass(case.target) and not _is_weightless(case)):
         return False
-    names = [p.name for p in parameters_of(target)]
-    other = [name for name in names if call_role(name) not in INPUTS]
+    names = [p.name for p in parameters_of(entry)]
+    other = [name for name in (*names, *_made_with(case.target)) if call_role(name) not in INPUTS]
     own = any(plain(n) in WEIGHTS_IN or constructor_role(n) in ("heads", "width") for n in other)
     return {"query", "key", "value"} <= {call_role(name) for name in names} and not own
 
 
+def _entry(target: Any) -> Any:
+    """The function that takes queries, keys and values; None where there is none."""
+    found = getattr(target, "forward", None) if inspect.isclass(target) else target
+    return found if inspect.isfunction(found) else None
+
+
+def _made_with(target: Any) -> dict[str, inspect.Parameter]:
+    """The parameters of a class's constructor."""
+    return {p.name: p for p in parameters_of(target)} if inspect.isclass(target) else {}
+
+
+def _is_weightless(case: Case) -> bool:
+    """Whether a class is a module that makes no weights and uses no other class of its file."""
+    text = "" if case.loaded is None else case.loaded.definition(case.name)
+    others = {n for n, thing in case.namespace.items() if inspect.isclass(thing) and n != case.name}
+    words = set(re.findall(r"\w+", text))
+    return issubclass(case.target, nn.Module) and bool(words) and not WEIGHTS.search(text) and not words & others
+
+
 def core_report(case: Case, judge: Callable[[Case], Report]) -> Report:
-    """The report on such a function, called with heads (B, H, T, D), or with (B, T, D) where that is what it takes."""
-    function, names = case.target, ", ".join(p.name for p in parameters_of(case.target))
+    """The report on a core, called with heads (B, H, T, D), or with (B, T, D) where that is what it takes."""
+    scaled = any(map(_is_scaler, _made_with(case.target).values()))
     reports = []
-    for shape, split in (("(B, H, T, D)", True), ("(B, T, D)", False)):
-        report = judge(as_layer(case, split=split))
-        report.subject, report.call = f"{function.__name__}({names})", f"inputs of shape {shape}"
-        report.assumed = list(getattr(function, "assumed", ()))
-        report.variants = [words for words in report.variants if words != SINGLE]
-        report.variants += [PARTS] if WEIGHTLESS in report.variants else []
+    for (shape, split), power in itertools.product(SHAPES.items(), (0.5, -0.5) if scaled else (0.5,)):
+        report = judge(as_layer(case, split=split, power=power))
+        _name(report, case, shape, power)
         reports.append(report)
         if report.exit_code == 0:
             return report
-    return min(reports, key=_doubt)
+    return min(reports, key=lambda report: (_doubt(report), (report.cause or "").startswith("scale-")))
+
+
+def _name(report: Report, case: Case, shape: str, power: float) -> None:
+    """Give a report the names of what was wrapped."""
+    names = ", ".join(p.name for p in parameters_of(_entry(case.target)) if p.name != "self")
+    report.call = f"inputs of shape {shape}"
+    report.assumed = list(getattr(case.target, "assumed", ()))
+    if inspect.isclass(case.target):
+        values = {n: _given(p, power) for n, p in _made_with(case.target).items()}
+        known = ", ".join(f"{n}={words}" for n, words in values.items() if words)
+        report.subject, report.call = f"{case.name}({known})", f"forward({names}), {report.call}"
+    else:
+        report.subject = f"{case.target.__name__}({names})"
+    report.variants = [words for words in report.variants if words != SINGLE]
+    report.variants += [PARTS] if WEIGHTLESS in report.variants else []
+
+
+def _given(parameter: inspect.Parameter, power: float) -> str:
+    """What a caller has to pass, in words; nothing for an option."""
+    if _is_width(parameter):
+        return "head_dim"
+    return "" if not _is_scaler(parameter) else "√head_dim" if power > 0 else "1/√head_dim"
 
 
 def _doubt(report: Report) -> int:
@@ -59,34 +111,47 @@ def _doubt(report: Report) -> int:
     return {"partial": 0, "unfinished": 1, "unknown": 4}.get(report.verdict, 3 if crashed else 1)
 
 
-def as_layer(case: Case, *, split: bool) -> Case:
-    """The function as a layer without weights; with `split`, its inputs are cut into heads and its result is merged."""
+def as_layer(case: Case, *, split: bool, power: float = 0.5) -> Case:
+    """The core as a layer without weights; with `split`, inputs are cut into heads and the result is merged."""
 
-    heads = CallSizes().H if split else 1
+    heads, entry, made_with = CallSizes().H if split else 1, _entry(case.target), _made_with(case.target)
 
-    def start(layer: nn.Module) -> None:
+    def start(layer: nn.Module, options: dict[str, Any]) -> None:
         nn.Module.__init__(layer)
-        layer.__dict__["num_heads"] = heads
+        layer.__dict__ |= {"num_heads": heads, "options": options}
 
-    def call(given: dict[str, Any]) -> Any:
+    def core_for(layer: nn.Module, width: int) -> Any:
+        """The function itself; of a class, one object for each width."""
+        if not inspect.isclass(case.target):
+            return case.target
+        name = f"of_width_{width}"
+        if name not in layer._modules:
+            needed = {n: width for n, p in made_with.items() if _is_width(p)}
+            needed |= {n: width**power for n, p in made_with.items() if _is_scaler(p)}
+            made: Any = case.target(**needed, **layer.__dict__["options"])
+            layer.add_module(name, made.train(layer.training))
+        return layer._modules[name]
+
+    def call(layer: nn.Module, given: dict[str, Any]) -> Any:
         inputs = {n: _cut(v, heads, split) if call_role(n) in INPUTS else v for n, v in given.items()}
         first = next(v for n, v in inputs.items() if call_role(n) in INPUTS)
-        widths = {p.name: first.shape[-1] for p in parameters_of(case.target) if _is_width(p)}
-        return _with_first_merged(case.target(**inputs, **widths))
+        widths = {p.name: first.shape[-1] for p in parameters_of(entry) if _is_width(p)}
+        return _with_first_merged(core_for(layer, first.shape[-1])(**inputs, **widths))
 
     class Layer(nn.Module):  # reads no global name, because those are looked up in the learner's file
         core = True
-        function = staticmethod(case.target)
+        function = staticmethod(entry)
 
-        def __init__(self) -> None:
-            start(self)
+        def __init__(self, **options: Any) -> None:
+            start(self, options)
 
         def forward(self, **given: Any) -> Any:
-            return call(given)
+            return call(self, given)
 
-    Layer.forward.__signature__ = _signature(case.target)  # type: ignore[attr-defined]
+    Layer.forward.__signature__ = _signature(entry)  # type: ignore[attr-defined]
+    Layer.__init__.__signature__ = _of_options(made_with)  # type: ignore[attr-defined]
     Layer.__name__ = Layer.__qualname__ = case.name
-    return FunctionCase(**(vars(case) | {"target": Layer}))
+    return CoreCase(**(vars(case) | {"target": Layer}))
 
 
 def _cut(x: Tensor, heads: int, split: bool) -> Tensor:
@@ -95,14 +160,25 @@ def _cut(x: Tensor, heads: int, split: bool) -> Tensor:
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    named = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters_of(function) if not _is_width(p)]
-    return inspect.Signature([own, *named])
+    named = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters_of(function) if not _is_width(p) and p.name != "self"]
+    return inspect.Signature([OWN, *named])
+
+
+def _of_options(made_with: dict[str, inspect.Parameter]) -> inspect.Signature:
+    """The signature of a constructor without what the width of a head decides."""
+    named = [p for p in made_with.values() if not _is_width(p) and not _is_scaler(p)]
+    return inspect.Signature([OWN, *(p.replace(kind=p.KEYWORD_ONLY) for p in named)])
 
 
 def _is_width(parameter: inspect.Parameter) -> bool:
-    """Whether it is the width of a head, which the caller of a function has to pass."""
+    """Whether it is the width of a head, which the caller has to pass."""
     return constructor_role(parameter.name) == "head_width" and parameter.default is parameter.empty
+
+
+def _is_scaler(parameter: inspect.Parameter) -> bool:
+    """Whether it is a factor or divisor of the scores, which the caller has to pass."""
+    named = SCALER.fullmatch(plain(parameter.name)) is not None and parameter.default is parameter.empty
+    return named and parameter.annotation not in (bool, "bool")
 
 
 def _with_first_merged(returned: Any) -> Any:

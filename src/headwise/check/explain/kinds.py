@@ -1,0 +1,93 @@
+"""Values of the wrong kind: a layer that was not called, a float for a size, a name that nobody has."""
+
+import ast
+import inspect
+import re
+from collections.abc import Callable
+
+from torch import nn
+
+from headwise.check.explain.scene import Scene, names_of, nearest
+from headwise.check.mistakes import Finding
+
+NUMBER_FOR_TENSOR = re.compile(r"(\w+)\(\): argument '\w+' \(position 1\) must be Tensor, not (int|float)\b")
+NO_ATTRIBUTE = re.compile(r"(?:object|module '[\w.]+') has no attribute '(\w+)'")
+
+
+def missing_attribute(scene: Scene) -> Finding | None:
+    """An attribute that an object or module does not have, and the one that was probably meant."""
+    match = NO_ATTRIBUTE.search(scene.words) if isinstance(scene.error, AttributeError) else None
+    if match is None:
+        return None
+    for node in scene.parts():
+        if isinstance(node, ast.Attribute) and node.attr == match[1] and isinstance(node.ctx, ast.Load):
+            thing = scene.value(node.value)
+            if thing is None or (isinstance(thing, Callable) and not isinstance(thing, nn.Module)):  # type: ignore[arg-type]
+                return None
+            near = nearest(match[1], names_of(thing))
+            said = f"{ast.unparse(node)}; did you mean {near}?" if near else ast.unparse(node)
+            own = thing is scene.owner
+            return Finding("missing-attribute" if own else "unknown-name", said, scene.line)
+    return None
+
+
+def uncalled(scene: Scene) -> Finding | None:
+    """A layer or method in a place where only its result can stand."""
+    if not isinstance(scene.error, TypeError | AttributeError):
+        return None
+    called = {id(n.func) for n in scene.parts() if isinstance(n, ast.Call)}
+    for node in scene.parts():
+        value = scene.value(node) if isinstance(node, ast.Name) and id(node) not in called else None
+        if inspect.ismethod(value) or isinstance(value, nn.Module):
+            made = scene.assigned(node.id)  # type: ignore[attr-defined]
+            bare = made is not None and not isinstance(made.value, ast.Call)
+            if value is not scene.owner and made is not None and bare:
+                return Finding("not-called", f"{ast.unparse(made)} takes the thing itself, not its result", made.lineno)
+    return None
+
+
+def float_size(scene: Scene) -> Finding | None:
+    """A float among the sizes of a view or of a layer, and the division that made it."""
+    if not isinstance(scene.error, TypeError) or "float" not in scene.words:
+        return None
+    given = [a for n in scene.parts() if isinstance(n, ast.Call) for a in (*n.args, *(k.value for k in n.keywords))]
+    for node in (part for a in given for part in (a.elts if isinstance(a, ast.Tuple) else [a])):
+        value = scene.value(node)
+        if isinstance(value, float):
+            named = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+            made = scene.assigned(named) if named else None
+            divided = made is not None and any(isinstance(n, ast.Div) for n in ast.walk(made.value))
+            return Finding(
+                "float-size", f"{ast.unparse(node)} is {value}", made.lineno if made and divided else scene.line
+            )
+    return None
+
+
+def number_for_tensor(scene: Scene) -> Finding | None:
+    """A function of torch that is given a plain number."""
+    match = NUMBER_FOR_TENSOR.match(scene.words) if isinstance(scene.error, TypeError) else None
+    calls = (n for n in scene.parts() if match and isinstance(n, ast.Call) and ast.unparse(n.func).endswith(match[1]))
+    call = next(calls, None)
+    if match is None or call is None:
+        return None
+    return Finding(
+        "root-of-number", f"{ast.unparse(call)} is given the {match[2]} {scene.value(call.args[0])}", scene.line
+    )
+
+
+def bare_super(scene: Scene) -> Finding | None:
+    """`super` without its parentheses."""
+    if "of 'super' object needs an argument" not in scene.words:
+        return None
+    return Finding("missing-super", "the parentheses after super are missing", scene.line)
+
+
+def condition(error: BaseException) -> str:
+    """What is wrong with a tensor as a condition; empty for another error."""
+    return "it has more than one number" if "Boolean value of Tensor" in str(error) else ""
+
+
+def tensor_as_condition(scene: Scene) -> Finding | None:
+    """A tensor that stands where a condition belongs."""
+    words = condition(scene.error)
+    return Finding("tensor-as-condition", words, scene.line) if words else None

@@ -88,6 +88,7 @@ def merged(leaf: Tensor, B: int, T: int) -> Tensor | None:
 
 # Forms of a call.
 
+MASKS_BY_POSITION = 10  # that are tried for an argument without a known name
 INPUTS = ("query", "key", "value", "self", "memory")
 SOURCE = {"self": "query", "memory": "key"}  # which of `Inputs` they take
 
@@ -230,7 +231,7 @@ def forms(thing: Any, sizes: CallSizes) -> Iterator[CallForm]:
     if plain_form is not None:
         yield from _with_fixed(replace(plain_form, batch=sizes.B), parameters, sizes)
     yield from _packed(thing, parameters)
-    yield from _by_position(parameters)
+    yield from _by_position(parameters, sizes)
 
 
 def _packed(thing: Any, parameters: list[inspect.Parameter]) -> Iterator[CallForm]:
@@ -400,8 +401,8 @@ def _rotary_tables(word: str, sizes: CallSizes) -> Iterator[Any]:
     yield from ((angles.cos(), angles.sin()), (whole.cos(), whole.sin()))
 
 
-def _by_position(parameters: list[inspect.Parameter]) -> Iterator[CallForm]:
-    """Where names do not help: one, two or three required arguments are inputs."""
+def _by_position(parameters: list[inspect.Parameter], sizes: CallSizes) -> Iterator[CallForm]:
+    """Where names do not help: one, two or three required arguments are inputs, or the last one is a mask."""
     required = [p.name for p in parameters if p.default is p.empty]
     masks = tuple(p.name for p in parameters if call_role(p.name) == "mask")
     free = [name for name in required if name not in masks]
@@ -415,6 +416,10 @@ def _by_position(parameters: list[inspect.Parameter]) -> Iterator[CallForm]:
     if len(free) == 2:
         yield CallForm({free[0]: "query", free[1]: "memory"}, dict(nothing), masks)
         yield CallForm({free[0]: "self"}, {free[1]: None}, masks)
+    if len(free) in (2, 3):
+        roles = {free[0]: "query", free[1]: "memory"} if len(free) == 3 else {free[0]: "self"}
+        usual = itertools.islice(_neutral_masks(sizes), MASKS_BY_POSITION)
+        yield from (CallForm(roles, nothing | {free[-1]: mask}, masks, batch=sizes.B) for mask in usual)
     if not free and parameters and not nothing:
         yield CallForm({parameters[0].name: "self"}, {}, masks)
 

@@ -67,6 +67,7 @@ FAULTS: tuple[Fault, ...] = (
     portability.unregistered_state,
     masks.constructor_switch,
     masks.call_switch,
+    masks.causal_off,
     sizes.grouped_heads,
     behavior.returned_weights,
     assignment,

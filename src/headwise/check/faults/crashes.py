@@ -517,7 +517,7 @@ def _form_is_certain(first: Failure, calls: list[Failure]) -> bool:
         without = [f for f in calls if f.without and (f.built, f.called) == (first.built, first.called)]
         ends = {_end(f) for f in without if f.projected} or {_end(f) for f in calls if f.natural}
         return _end(first) in ends if without else ends == {_end(first)}
-    return first.projected or (isinstance(first.error, CERTAIN) and not isinstance(first.error, IndexError))
+    return first.projected or (isinstance(first.error, CERTAIN) and not isinstance(first.error, LookupError))
 
 
 def _end(failure: Failure) -> tuple[type, int | None]:

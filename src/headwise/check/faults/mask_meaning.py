@@ -32,6 +32,7 @@ LENGTH_MEANINGS = (
     "prefix",
     "queries",
 )  # that are certain for a list of lengths
+PREFIX = re.compile(r"prefix|prompt|context|mem|cond")  # tokens that may all see each other
 IDS = "(B,T) numbers of documents"
 DOCUMENTS = re.compile(r"(doc|document|seg|segment|sample|seq|sequence|pack\w*)(ids?|idx|index|indices|s)")
 MEANING = {
@@ -110,10 +111,12 @@ def measured(bound: Bound, reading: AttentionReading | None) -> list[MaskArgumen
 
 
 def _unknown_arguments(bound: Bound) -> list[str]:
-    """Optional arguments whose names say nothing: each may be a mask."""
+    """Arguments whose names say nothing, optional or filled with a mask that hides nothing: each may be a mask."""
     held = {*bound.form.roles, *bound.form.masks, *bound.form.fixed}
     parameters = [p for p in call_parameters(bound.thing) if p.default is None and p.name not in held]
-    return [p.name for p in parameters if call_role(p.name) is None and not is_boolean(p)][:2]
+    unknown = [p.name for p in parameters if call_role(p.name) is None and not is_boolean(p)][:2]
+    given = [name for name, value in bound.form.fixed.items() if isinstance(value, Tensor) and value.dim() > 1]
+    return [name for name in given if call_role(name) is None and name not in bound.form.masks] + unknown
 
 
 def is_boolean(p: inspect.Parameter) -> bool:
@@ -155,7 +158,8 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
             tried.meaning, tried.line = prefix, _widening_line(tried, bound, name) or tried.line
         elif off := _near_length(tried, lengths):
             tried.meaning, tried.line = off, _compared_line(tried, bound, name) or tried.line
-        argument.tried += [tried] if tried.meaning in LENGTH_MEANINGS else []
+        joined = tried.meaning in ("either", "uncausal") and not PREFIX.search(plain(name))
+        argument.tried += [tried] if joined or tried.meaning in LENGTH_MEANINGS else []
     return argument
 
 
@@ -319,8 +323,10 @@ class MaskTrial:
         scores = self.reading.scores
         if scores is None or scores.axis != "keys" or scores.after or scores.leaks:
             return False
-        usual = self._usual()[1].nan_to_num() * seen
+        base, usual = self._usual()
+        usual = usual.nan_to_num() * seen
         rows = (seen.sum(-1) > 1) & torch.isfinite(core.weights).all(-1) & (usual.sum(-1) > 1e-12)
+        rows &= ~(seen & ~base).any(-1)  # where nothing was left to see, every key has some weight
         expected = usual[rows] / usual[rows].sum(-1, keepdim=True)
         return bool(rows.any()) and not same(core.weights[rows], expected, 1e-4) and not _are_even(core.weights)
 

@@ -23,11 +23,11 @@ from headwise.check.faults.questions import (
     of_stages,
     role_in,
 )
-from headwise.check.fits import Fit, same, unused_rows
+from headwise.check.fits import Fit, Role, same, unused_rows
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.objects import modules, tensors
 from headwise.check.reading import NONLINEAR, AttentionReading, Projection, multiple
-from headwise.check.trace import PRODUCTS, Core
+from headwise.check.trace import PRODUCTS, VIEWS, Core
 
 SHARED = re.compile(r"shared?|tied", re.IGNORECASE)
 ROTARY = re.compile(r"rope|rotar|rotat|\bcos\b", re.IGNORECASE)
@@ -45,11 +45,24 @@ def unread_projections(bound: Bound, reading: AttentionReading) -> Found:
 def head_split(bound: Bound, reading: AttentionReading) -> Found:
     """A head must hold a slice of every token, not pieces of several tokens."""
     shuffled = _shuffled(reading)
-    if shuffled:
+    if any(part.split == "tokens" for part in reading.projections.values()):
+        words = "a token holds numbers of one channel, not the channels of one place"
+        yield Finding("tokens-view", words, _line_of_reading(bound))
+    elif shuffled:
         words = f"{listed(shuffled)} of one head hold pieces of several tokens"
         yield Finding("split-view", words, reading.core.split_line(shuffled[0]))
     elif len(reading.projections) == 3:
         yield Note("good", "head split")
+
+
+def _line_of_reading(bound: Bound) -> int | None:
+    """The first view that gives an input with its channels in front the shape (batch, tokens, channels)."""
+    nodes, shape = bound.trace.nodes, bound.inputs.query.shape
+    for node in (n for n in nodes if n.op in VIEWS and n.parents and n.line is not None):
+        before = nodes[node.parents[0]].value.shape
+        if node.value.shape == shape and before != shape:
+            return node.line
+    return next((n.line for n in nodes if n.op in VIEWS and n.value.shape == shape and n.line is not None), None)
 
 
 def _shuffled(reading: AttentionReading) -> list[str]:
@@ -403,7 +416,7 @@ def weights_of_maps(bound: Bound, reading: AttentionReading) -> Found:
             yield from _product_of_two(bound, core, name, solved.weight, line, others)
         elif role.factor is None and not role.plain and name in ("value", "output"):
             yield Note("untried", f"the rows of the {name} have different factors")
-        elif not role.own_bias:
+        elif not role.own_bias and not _is_separate_bias(bound, name, maps):
             times, wrong = _repeated_bias(bound, solved.bias), _wrong_bias(bound, name, solved.bias)
             if wrong is not None:
                 yield Finding(*wrong, line)
@@ -420,6 +433,19 @@ def weights_of_maps(bound: Bound, reading: AttentionReading) -> Found:
             line = (core.value_scale_line() or core.projection_line("value")) if first else None
             line = line or core.factor_line() or core.output_line()
             yield Finding("values-scaled", f"they are multiplied by {total:.4g}", line)
+
+
+def _is_separate_bias(bound: Bound, name: str, maps: dict[str, tuple[Role, Fit]]) -> bool:
+    """Whether a bias is a parameter beside one matrix for all three that no layer or name gives to another one."""
+    role, solved = maps[name]
+    others = {n.rpartition(".")[0] for other, (held, _) in maps.items() if other != name for n in held.names}
+    for held, tensor in tensors(bound.thing).items():
+        owner = held.rpartition(".")[0]
+        if tensor.numel() == len(solved.bias) and role_in(held) in (None, name) and not (owner and owner in others):
+            own = tensor.detach().double().flatten()
+            if any(same(solved.bias, factor * own, 1e-6) for factor in (1.0, role.factor or 1.0)):
+                return True
+    return False
 
 
 def _repeated_bias(bound: Bound, bias: Tensor) -> int | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from headwise.check.arguments import constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.code.choices import compared
-from headwise.check.code.intent import states_slopes, states_strict
+from headwise.check.code.intent import states_slopes, states_strict, states_unscaled
 from headwise.check.faults.questions import PARTIAL, asked_heads, has_effect, listed, near, of_stages, triangle_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
@@ -192,6 +192,8 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
             yield Note("good", f"scale 1/√{D}")
     elif near(total, 1.0) and (scores.bias is not None or _may_add_positions(bound)):
         yield Note("variant", "scores are not scaled but have a position bias (as in T5)")
+    elif near(total, 1.0) and (said := states_unscaled(bound.case)) is not None:
+        yield Note("variant", f"scores are not scaled, as line {said} says")
     elif None in factors:
         yield Note("doubt", f"the scale of the scores: {total:.4g} was measured where 1/√{D} = {right:.4g} is usual")
     elif D != bound.sizes.D and near(total, bound.sizes.D**-0.5) and bound.built.certain:

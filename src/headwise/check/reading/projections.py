@@ -42,6 +42,14 @@ def _candidates(
     for found in _earlier(heads, nodes, sources | normed, trace):
         found.norm = found.source in normed
         yield found
+    for found in _direct(heads, {name: _read_in_order(x) for name, x in (sources | normed).items()}):
+        found.norm, found.split = found.source in normed, "tokens"
+        yield found
+
+
+def _read_in_order(x: Tensor) -> Tensor:
+    """What (B, T, E) becomes where channels come before tokens in memory, and a view reads them as tokens."""
+    return x.transpose(1, 2).contiguous().view(x.shape)
 
 
 def _direct(heads: Tensor, sources: dict[str, Tensor]) -> Iterator[Projection]:

@@ -331,7 +331,9 @@ def test_the_first_differing_index_is_shown_with_both_values(tmp_path):
 
 
 def test_a_causal_reference_and_dropout_are_part_of_the_comparison(tmp_path):
-    idle = changed(write("fused"), (" == 0, ", " == 2, "), ("CausalSelfAttention", "Attention"), ("tril", "ones_like"))
+    fill = 'att.masked_fill(self.bias[:T, :T] == 0, float("-inf"))'
+    idle = changed(write("fused"), (fill, "att"), ("torch.tril", ""),
+                   ("CausalSelfAttention", "SelfAttention"), ("bias", "table"))  # fmt: skip
     report = against(tmp_path, idle, write("fused"))
     assert "causal in the reference, full here" in detail(report, MASK)
     report = against(tmp_path, changed(write("separate"), ("self.dropout(weights)", "weights")), write("separate"))

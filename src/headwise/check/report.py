@@ -70,6 +70,7 @@ class Report:
     compared: str = ""  # the assignment or reference that it had to fit
     fits: str = ""  # what of it was compared, where it fits
     solution: str = ""
+    replaced: list[str] = field(default_factory=list)  # definitions that a later one of the same name replaces
     left_out: list[str] = field(default_factory=list)  # cells and blocks that are not valid Python
     done: list[str] = field(default_factory=list)  # of unfinished code: the steps that are right, as "4 scores"
     next: str = ""  # the step that comes next
@@ -131,6 +132,7 @@ class Report:
         out += [f"OK      {' · '.join(self.good)}"] if self.good and shown else []
         if self.others:
             out.append(f"{INDENT}also in this file, not judged: {', '.join(self.others)} (choose with --name)")
+        out += [f"{INDENT}not judged: {words}" for words in self.replaced[:3]]
         out += [f"{INDENT}left out, not valid Python: {piece}" for piece in self.left_out[:3]]
         return [printable(line) for line in out + self._jail_lines()]  # lines quote the file
 

@@ -24,6 +24,7 @@ from headwise.check.faults import (
     speed,
     stages,
     training,
+    weights,
 )
 from headwise.check.faults.questions import Fault
 from headwise.check.mistakes import Finding, Found, Note
@@ -47,6 +48,7 @@ FAULTS: tuple[Fault, ...] = (
     behavior.stated_layout,
     training.layers_in_forward,
     *stages.STAGES,
+    weights.changed_weights,
     portability.unsliced_buffer,
     masks.mask_meanings,
     masks.mask_arguments,
@@ -108,6 +110,7 @@ ONLY_IF_RIGHT: tuple[Fault, ...] = (
 CERTIFICATE: dict[str, tuple[Fault, ...]] = {
     "matches the reference on fresh inputs": (
         *stages.STAGES,
+        weights.changed_weights,
         stages.fresh_inputs,
         stages.unused_results,
         stages.unused_tables,

@@ -91,8 +91,10 @@ def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:
     H, line = asked_heads(bound) or bound.sizes.H, reading.core.score_line
     words = f"the weights are a table of {rows}×{columns} for {T} tokens"
     summed = reading.core.query.shape[-1]  # over how many numbers the first product sums
-    if columns == rows and rows in (bound.sizes.D, bound.sizes.E) and rows != H and summed % T == 0:
-        yield Finding("attends-over-features", words, line)
+    numbers = columns == rows and rows in (bound.sizes.D, bound.sizes.E) and rows != H
+    if numbers and (summed % T == 0 or reading.core.was_split_into(H, rows)):
+        turned = None if summed % T == 0 else reading.core.swap_line()
+        yield Finding("attends-over-features", words, turned or line)
     elif columns == rows == H or columns in (bound.sizes.H, bound.sizes.D):
         by_name = re.search("einsum|rearrange", bound.case.text(line)) is not None
         moved = reading.core.reordering_view(*bound.inputs.query.shape[:2])

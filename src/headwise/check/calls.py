@@ -227,7 +227,7 @@ def make_inputs(
 def forms(thing: Any, sizes: CallSizes) -> Iterator[CallForm]:
     """Ways to call, most likely first."""
     parameters = call_parameters(thing)
-    plain_form = _by_names(parameters)
+    plain_form = _by_names(parameters, _replaced(thing, parameters))
     if plain_form is not None:
         yield from _with_fixed(replace(plain_form, batch=sizes.B), parameters, sizes)
     yield from _packed(thing, parameters)
@@ -281,12 +281,32 @@ def _part_roles(names: list[str]) -> dict[str, str]:
     return dict(zip(names, ("query", "key", "value"), strict=False))
 
 
-def _by_names(parameters: list[inspect.Parameter]) -> CallForm | None:
+def _replaced(thing: Any, parameters: list[inspect.Parameter]) -> set[str]:
+    """An optional argument in whose place another one stands where it is None: `y = x if y is None else y`."""
+    method = getattr(thing, "forward", None) if isinstance(thing, nn.Module) else entry(thing)
+    optional = {p.name for p in parameters if p.default is None}
+    names = {p.name for p in parameters} - optional
+    found: set[str] = set()
+    for node in ast.walk(source_tree(method)) if optional and method is not None else ():
+        if isinstance(node, ast.IfExp):
+            sides = {getattr(node.body, "id", ""), getattr(node.orelse, "id", "")}
+        elif isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+            sides = {getattr(value, "id", "") for value in node.values}
+        elif isinstance(node, ast.If) and len(node.body) == 1 and isinstance(node.body[0], ast.Assign):
+            sides = {getattr(node.body[0].targets[0], "id", ""), getattr(node.body[0].value, "id", "")}
+        else:
+            continue
+        found |= sides & optional if len(sides) == 2 and sides & names else set()
+    return found if len(found) == 1 else set()
+
+
+def _by_names(parameters: list[inspect.Parameter], memories: set[str]) -> CallForm | None:
     roles: dict[str, str] = {}
     masks = []
     sides = _sides(parameters)
     for p in parameters:
         role = None if p.name in sides else call_role(p.name)
+        role = "memory" if p.name in memories and role in (None, "self", "query") else role
         optional_source = role in ("key", "value", "memory") and p.default is None
         if role == "mask":
             masks.append(p.name)

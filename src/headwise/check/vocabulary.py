@@ -99,7 +99,7 @@ ARGUMENTS = (
     Meaning(
         "mask",
         "lengths seqlens bias attnbias attentionbias keypadding srclens klens",
-        r"mask|valid|pad(s|ding)?$",
+        r"mask|valid|pad(s|ding)?$|(key|kv|token|tok)s?(ok|keep|allowed|visible|present)$|^(keep|visible|allowed|present)$",
     ),
     Meaning(
         "self",

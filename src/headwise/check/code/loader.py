@@ -46,7 +46,7 @@ DEFINITIONS = (ast.Assign, ast.AnnAssign, ast.ClassDef, ast.FunctionDef, ast.Imp
 CHEAP_CALLS = {
     "device", "dict", "int", "float", "len", "max", "min", "namedtuple", "TypeVar", "getattr", "is_available",
     "list", "tuple", "Namespace", "SimpleNamespace", "NewType", "range", "sqrt", "set", "str", "bool",
-    "is_bf16_supported",
+    "is_bf16_supported", "getLogger",
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Mistakes in the projections: split, positions, roles, shared weights, and what the maps are made of."""
 
+import contextlib
 import functools
 import math
 import re
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.check.arguments import parameters_of
+from headwise.check.arguments import CallSizes, batch_for, parameters_of
 from headwise.check.binding import Bound
 from headwise.check.code.intent import states_norm
 from headwise.check.faults.questions import (
@@ -26,9 +27,10 @@ from headwise.check.faults.questions import (
 from headwise.check.fits import Fit, Role, same, unused_rows
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.objects import modules, tensors
-from headwise.check.reading import NONLINEAR, AttentionReading, Projection, multiple
+from headwise.check.reading import NONLINEAR, AttentionReading, Projection, multiple, read
 from headwise.check.trace import PRODUCTS, VIEWS, Core
 
+WIDER = 4  # times as wide, for angles of which all but one are zero
 SHARED = re.compile(r"shared?|tied", re.IGNORECASE)
 ROTARY = re.compile(r"rope|rotar|rotat|\bcos\b", re.IGNORECASE)
 
@@ -162,6 +164,9 @@ def _offset(bound: Bound, reading: AttentionReading, D: int) -> Found:
 def _angles(bound: Bound, reading: AttentionReading, maps: Tensor) -> Found:
     """Angles must be those of the table that is stored, or the usual ones."""
     found = _turns(maps)
+    if len(found) < 2 < maps.shape[2] and (wider := _maps_of_wider_heads(bound, maps.shape[2])) is not None:
+        yield from _angles(bound, reading, wider)
+        return
     if len(found) < 2 < maps.shape[2]:
         yield Note("untried", "its rotary angles, of which all but one are zero")
     elif _are_usual(found):
@@ -174,6 +179,20 @@ def _angles(bound: Bound, reading: AttentionReading, maps: Tensor) -> Found:
     else:
         words = f"one position turns the first pair by {float(found[0]):.3g}, the table says {float(stored[0]):.3g}"
         yield Finding("rotary-angle", words, reading.core.step_line("query", outermost=True))
+
+
+def _maps_of_wider_heads(bound: Bound, D: int) -> Tensor | None:
+    """The same (T, H, D, E) with two heads four times as wide, of which more numbers may be rotated."""
+    E = 2 * WIDER * D
+    if D != bound.sizes.D:
+        return None  # this is the wider one
+    with contextlib.suppress(Exception):  # its sizes are fixed, or refused
+        other = bound.resized(CallSizes(B=batch_for(E), H=2, E=E))
+        seen = None if other is None else read(other)
+        query = None if seen is None else seen.query
+        if seen is not None and query is not None and query.by_position is not None:
+            return query.by_position.unflatten(1, (seen.core.query.shape[1], -1))
+    return None
 
 
 def _base(bound: Bound, angles: Tensor, D: int) -> Found:

@@ -213,13 +213,17 @@ def _keys(bound: Bound) -> Iterator[tuple[str, Any]]:
     if config is None or not bound.built.certain:
         return
     uses = uses_of(bound.case.target)
-    for name in config.asked:
+    for name in sorted(config.asked):
         now = getattr(config, name, None)
-        if _is_bias(name) and isinstance(now, bool):
+        if isinstance(now, bool) and (_is_bias(name) or ("flag" in uses.kinds.get(name, ()) and not _is_causal(name))):
             yield name, not now
         if name in config.tested:
             yield name, ABSENT
         yield from ((name, value) for value in dict.fromkeys(uses.strings.get(name, [])) if value != now)
+
+
+def _is_causal(name: str) -> bool:
+    return name in CAUSAL_FLAGS or "causal" in name
 
 
 def _failed_option(bound: Bound, name: str, words: str, error: Exception) -> Found:

@@ -154,7 +154,7 @@ class Case:
     def return_line(self, inside: int | None = None, several: bool = False) -> int | None:
         """The last `return` of the function around a line, or of forward; with `several`, one of several values."""
         tree = ast.parse(self.source)
-        own = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == self.name), tree)
+        own = next((n for n in reversed(self.definitions()) if isinstance(n, ast.ClassDef)), tree)
         functions = [n for n in ast.walk(tree if inside else own) if isinstance(n, ast.FunctionDef)]
         around = [f for f in functions if inside is not None and f.lineno <= inside <= (f.end_lineno or 0)]
         around = around or [f for f in functions if f.name == self.name]

@@ -63,10 +63,16 @@ def _fixed_size(number: tuple[int, int], needed: int, scene: Scene, name: str) -
     return Finding("size-fixed", f"{what} is written into the code, where this call needs {meant}", line)
 
 
-def _written_size(scene: Scene, sizes: Iterable[ast.expr], count: int) -> Finding | None:
-    """The number of the file among the sizes of a view that keeps it from holding so many values."""
+def _written_size(scene: Scene, sizes: Iterable[ast.expr], x: Tensor) -> Finding | None:
+    """The number of the file among the sizes of a view that keeps it from holding so many values.
+
+    A -1 is taken for the size that the axis had before.
+    """
     given = [(size, scene.value(size), scene.written(size)) for size in sizes]
-    numbers = [(size, number) for size, value, number in given if number is not None and value not in (-1, 1, 2, 3)]
+    old = [*x.shape, *[-1] * len(given)]
+    given = [(size, old[i] if value == -1 else value, n) for i, (size, value, n) in enumerate(given)]
+    count = x.numel()
+    numbers = [(size, number) for size, value, number in given if number is not None and value not in (1, 2, 3)]
     known = math.prod(v for _, v, n in given if isinstance(v, int) and v > 0 and (n is None or v in (1, 2, 3)))
     if not numbers or not known or count % known or any(not isinstance(value, int) for _, value, _ in given):
         return None
@@ -94,7 +100,7 @@ def view_sizes(scene: Scene) -> Finding | None:
             x = scene.value(node.func.value)
             if isinstance(x, Tensor) and match is not None:
                 given = node.args[0].elts if node.args and isinstance(node.args[0], ast.Tuple) else node.args
-                if (fixed := _written_size(scene, given, x.numel())) is not None:
+                if (fixed := _written_size(scene, given, x)) is not None:
                     return fixed
                 asked, named = [int(size) for size in match[1].split(",")], scene.sizes.named
                 said = f"{ast.unparse(node.func.value)} is {named(x.shape)}, and the view asks for {named(asked)}"

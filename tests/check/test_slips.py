@@ -109,6 +109,10 @@ SLIPS = {
         LISTED, [("bqd,bkd->bqk", "bqd,bqd->bq")], "einsum-letters", "scores =", "weights is (batch 53, tokens 5)",
     ),
     "a misspelled base": (RIGHT, [("nn.Module)", "nn.Moudle)")], "unknown-name", "class", "did you mean Module?"),
+    "another name for an import": (
+        LISTED, [("import torch.nn as nn", "import torch.nn as nm")], "missing-import", "",
+        "nn; torch.nn is imported as nm",
+    ),
     "a base with parentheses": (RIGHT, [("(nn.Module)", "(nn.Module())")], "missing-base", "class", "not nn.Module()"),
     "a part with a misspelled base": (
         LISTED, [("class Head(nn.Module)", "class Head(nn.Modul)")], "unknown-name", "class Head", "",

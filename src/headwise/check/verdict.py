@@ -39,7 +39,9 @@ from headwise.errors import OptionError
 
 SINGLE_NAME = re.compile(r"single|one_?head", re.IGNORECASE)
 CANDIDATES = 3  # that are tried before giving up
-UNDEFINED = re.compile(r"AttributeError: module 'torch|TypeError: module\(\) takes")  # nothing of ours raises these
+UNDEFINED = re.compile(
+    r"AttributeError: module 'torch|TypeError: (module\(\)|Module\.__init__\(\)) takes"
+)  # nothing of ours raises these
 # What is not said to be right beside a mistake, by how it starts.
 DENIED = {
     "softmax-axis": ("rows sum", "softmax"), "contiguous": ("head split", "head merge"),

@@ -85,6 +85,12 @@ class Case:
                         yield node.name, seen[node.name], node.lineno
                     seen[node.name] = node.lineno
 
+    def returned_tuple_line(self) -> int | None:
+        """The line that returns a tuple of one, in the last definition of this name."""
+        own = next(reversed(self.definitions()), None)
+        returns = (n for n in ast.walk(own) if isinstance(n, ast.Return)) if own is not None else ()
+        return next((n.lineno for n in returns if isinstance(n.value, ast.Tuple) and len(n.value.elts) == 1), None)
+
     def never_reads_attribute(self, name: str) -> bool:
         """Whether nothing in the file reads `self.name`."""
         nodes = (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Attribute) and n.attr == name)
@@ -148,7 +154,7 @@ class Case:
     def return_line(self, inside: int | None = None, several: bool = False) -> int | None:
         """The last `return` of the function around a line, or of forward; with `several`, one of several values."""
         tree = ast.parse(self.source)
-        own = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == self.name), tree)
+        own = next((n for n in reversed(self.definitions()) if isinstance(n, ast.ClassDef)), tree)
         functions = [n for n in ast.walk(tree if inside else own) if isinstance(n, ast.FunctionDef)]
         around = [f for f in functions if inside is not None and f.lineno <= inside <= (f.end_lineno or 0)]
         around = around or [f for f in functions if f.name == self.name]

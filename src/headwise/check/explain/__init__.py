@@ -24,6 +24,7 @@ from headwise.check.explain.kinds import (
     trailing_comma,
     uncalled,
 )
+from headwise.check.explain.parts import cut_parts, einsum_letters, list_for_tensor, own_arguments
 from headwise.check.explain.scene import Scene, nearest
 from headwise.check.mistakes import Finding
 from headwise.check.sizes import CallSizes
@@ -33,7 +34,8 @@ __all__ = ["condition", "explained", "nearest"]
 
 READERS: tuple[Callable[[Scene], Finding | None], ...] = (
     trailing_comma, dropped_result, bare_super, tensor_as_condition, number_for_tensor, uncalled, not_callable,
-    float_size, linear_layer, view_sizes, elementwise, product, missing_attribute,
+    float_size, cut_parts, own_arguments, list_for_tensor, einsum_letters, linear_layer, view_sizes, elementwise,
+    product, missing_attribute,
 )  # fmt: skip
 
 

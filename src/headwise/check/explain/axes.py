@@ -29,13 +29,29 @@ def linear_layer(scene: Scene) -> Finding | None:
     attended = scene.trace is not None and scene.trace.is_behind_softmax(x)
     if attended and x.dim() == 4 and x.shape[-1] in (s.D, s.Dv) and layer.in_features == s.H * x.shape[-1]:
         return Finding("out-proj-per-head", f"{words}; the heads are not concatenated yet", scene.line)
+    if x.dim() == 3 and x.shape[1] in (s.H * s.T, s.H * s.S) and x.shape[-1] != layer.in_features:
+        return Finding("joined-along-tokens", f"{words} for {s.T} tokens and {s.H} heads", scene.blamed or scene.line)
     made = scene.assigned(name)
     call = made.value if made is not None and isinstance(made.value, ast.Call) else None
     given = [] if call is None else [*call.args[:1], *(k.value for k in call.keywords if k.arg == "in_features")]
     number = scene.written(given[0]) if given else None
     if number is not None and {"width", "heads"} & set(scene.taken):
         return _fixed_size(number, x.shape[-1], scene, ast.unparse(given[0]))
-    return None
+    if attended and x.shape[-1] == s.H * s.E and layer.in_features == s.E:
+        return Finding("too-wide", f"{words}: {s.H} heads of {s.E}", _whole_width(scene) or scene.blamed)
+    return Finding("layer-width", words, scene.blamed or scene.line) if attended else None
+
+
+def _whole_width(scene: Scene) -> int | None:
+    """The line that gives a list of heads the whole width: a plain `a = b` before it, or the list itself."""
+    lists = [n for n in ast.walk(scene.tree) if isinstance(n, ast.Assign) and "ModuleList" in ast.unparse(n.value)]
+    made = next((n for n in lists if isinstance(n.targets[0], ast.Attribute)), None)
+    if made is None:
+        return None
+    names = {n.id for n in ast.walk(made.value) if isinstance(n, ast.Name)}
+    assigned = [n for n in ast.walk(scene.tree) if isinstance(n, ast.Assign) and n.lineno < made.lineno]
+    plain = [n for n in assigned if isinstance(n.value, ast.Name) and ast.unparse(n.targets[0]) in names]
+    return plain[-1].lineno if plain else made.lineno
 
 
 def _fixed_size(number: tuple[int, int], needed: int, scene: Scene, name: str) -> Finding:
@@ -47,10 +63,16 @@ def _fixed_size(number: tuple[int, int], needed: int, scene: Scene, name: str) -
     return Finding("size-fixed", f"{what} is written into the code, where this call needs {meant}", line)
 
 
-def _written_size(scene: Scene, sizes: Iterable[ast.expr], count: int) -> Finding | None:
-    """The number of the file among the sizes of a view that keeps it from holding so many values."""
+def _written_size(scene: Scene, sizes: Iterable[ast.expr], x: Tensor) -> Finding | None:
+    """The number of the file among the sizes of a view that keeps it from holding so many values.
+
+    A -1 is taken for the size that the axis had before.
+    """
     given = [(size, scene.value(size), scene.written(size)) for size in sizes]
-    numbers = [(size, number) for size, value, number in given if number is not None and value not in (-1, 1, 2, 3)]
+    old = [*x.shape, *[-1] * len(given)]
+    given = [(size, old[i] if value == -1 else value, n) for i, (size, value, n) in enumerate(given)]
+    count = x.numel()
+    numbers = [(size, number) for size, value, number in given if number is not None and value not in (1, 2, 3)]
     known = math.prod(v for _, v, n in given if isinstance(v, int) and v > 0 and (n is None or v in (1, 2, 3)))
     if not numbers or not known or count % known or any(not isinstance(value, int) for _, value, _ in given):
         return None
@@ -78,7 +100,7 @@ def view_sizes(scene: Scene) -> Finding | None:
             x = scene.value(node.func.value)
             if isinstance(x, Tensor) and match is not None:
                 given = node.args[0].elts if node.args and isinstance(node.args[0], ast.Tuple) else node.args
-                if (fixed := _written_size(scene, given, x.numel())) is not None:
+                if (fixed := _written_size(scene, given, x)) is not None:
                     return fixed
                 asked, named = [int(size) for size in match[1].split(",")], scene.sizes.named
                 said = f"{ast.unparse(node.func.value)} is {named(x.shape)}, and the view asks for {named(asked)}"
@@ -128,9 +150,18 @@ def product(scene: Scene) -> Finding | None:
             if (earlier := _scores_by_number(scene, x)) is not None:
                 return earlier
             named, left, right = scene.sizes.named, ast.unparse(a), ast.unparse(b)
-            said = f"{left} is {named(x.shape)}, {right} is {named(y.shape)}; "
-            return Finding("product-axes", said + _advice(scene, a, b, x, y), scene.blamed or scene.line)
+            said = f"{left} is {named(x.shape)}, {right} is {named(y.shape)}; {_advice(scene, a, b, x, y)}"
+            return Finding("product-axes", said, _unsplit(scene, (a, x), (b, y)) or scene.blamed or scene.line)
     return None
+
+
+def _unsplit(scene: Scene, *factors: tuple[ast.expr, Tensor]) -> int | None:
+    """The line that assigns the factor without heads, where the other one has them."""
+    if {tensor.dim() for _, tensor in factors} != {3, 4}:
+        return None
+    name = next(_base(node) for node, tensor in factors if tensor.dim() == 3)
+    made = scene.made(name) if isinstance(name, ast.Name) else None
+    return None if made is None else made.lineno
 
 
 def _scores_by_number(scene: Scene, weights: Tensor) -> Finding | None:

@@ -46,10 +46,14 @@ def dropped_result(scene: Scene) -> Finding | None:
 
 def not_callable(scene: Scene) -> Finding | None:
     """A number or a tensor that is called like a layer, and where it was set."""
-    if not isinstance(scene.error, TypeError) or "object is not callable" not in scene.words:
+    listed = isinstance(scene.error, NotImplementedError) and "ModuleList" in scene.words
+    if not listed and not (isinstance(scene.error, TypeError) and "object is not callable" in scene.words):
         return None
     for node in scene.parts():
         value = scene.value(node.func) if isinstance(node, ast.Call) else None
+        if isinstance(node, ast.Call) and listed and isinstance(value, nn.ModuleList):
+            words = f"{ast.unparse(node.func)} is a list of {len(value)} layers, which are called one by one"
+            return Finding("not-callable", words, scene.line)
         if isinstance(node, ast.Call) and isinstance(value, int | float | str | Tensor):
             tensor = isinstance(value, Tensor)
             kind = f"a tensor {scene.sizes.named(value.shape)}" if isinstance(value, Tensor) else f"the {_kind(value)}"

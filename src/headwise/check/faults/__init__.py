@@ -71,6 +71,7 @@ FAULTS: tuple[Fault, ...] = (
     masks.call_switch,
     masks.causal_off,
     sizes.grouped_heads,
+    behavior.returned_tuple,
     behavior.returned_weights,
     assignment,
 )
@@ -141,7 +142,7 @@ CERTIFICATE: dict[str, tuple[Fault, ...]] = {
     "training mode: finite, and equal to evaluation on average": (training.training_mode, training.layers_in_forward),
     "evaluation mode: repeated calls agree": (training.dropout,),
     "gradients reach every weight": (training.gradients,),
-    "returned weights are the ones that were used": (behavior.returned_weights,),
+    "returned weights are the ones that were used": (behavior.returned_tuple, behavior.returned_weights),
     "a second call gives the same result, and inputs are not modified": (
         behavior.unmodified_inputs,
         decoding.changed_defaults,

@@ -539,6 +539,7 @@ def _set_inside(bound: Bound, error: BaseException) -> int | None:
     match = re.search(r"local variable '(\w+)'", str(error)) if isinstance(error, UnboundLocalError) else None
     name, tree = match[1] if match else None, ast.parse(bound.case.source)
     found = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and any(ast.unparse(t) == name for t in n.targets)]
+    found = [n for n in found if name not in {getattr(part, "id", "") for part in ast.walk(n.value)}]  # it reads itself
     return found[0].lineno if len(found) == 1 else None
 
 

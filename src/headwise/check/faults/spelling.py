@@ -26,6 +26,8 @@ def misspelled_base(words: str, line: int | None) -> Finding | None:
         near = nearest(match[2], dir(sys.modules[match[1]]))
         meant = f"; did you mean {near}?" if near else ""
         return Finding("unknown-name", f"{match[1]}.{match[2]}{meant}", line)
+    if words.startswith("TypeError: Module.__init__() takes"):
+        return Finding("missing-base", "the base is made with parentheses: write nn.Module, not nn.Module()", line)
     if words.startswith("TypeError: module() takes"):
         return Finding("unknown-name", "the base is a module of Python, not a class; did you mean nn.Module?", line)
     return None

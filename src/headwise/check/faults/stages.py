@@ -63,6 +63,12 @@ def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
     alone = torch.eye(len(moved), dtype=torch.bool)
     part = moved.diagonal().all() and torch.equal(moved, moved.T) and not moved.all()
     if not (moved & ~alone).any():
+        tables = bound.trace.softmax_nodes()
+        product = bound.trace.elementwise_before(tables[0].index) if tables else None
+        if product is not None:
+            words = f"queries and keys give {bound.sizes.named(product.value.shape)}, not a table of tokens × tokens"
+            yield Finding("elementwise-product", words, product.line)
+            return
         softmax = next((n.line for n in bound.trace.softmax_nodes() if n.line is not None), None)
         line = bound.case.idle_line() or bound.trace.line_of_values() or softmax or bound.case.last_alias()
         yield Finding("tokens-alone", "a token's output stays the same whatever the other tokens are", line)

@@ -194,7 +194,12 @@ class Trace(TorchDispatchMode):
 
     def elementwise_scores(self, weights: Tensor) -> Node | None:
         """Behind these weights, the product, number by number, of two results of a projection; None for other ones."""
-        for node in self.ancestors([self.source(weights)], PRODUCTS):
+        source = self.source(weights)
+        return None if source is None else self.elementwise_before(source)
+
+    def elementwise_before(self, start: int) -> Node | None:
+        """The same behind a node."""
+        for node in self.ancestors([start], PRODUCTS):
             shapes = [self.nodes[p].value.shape for p in node.parents]
             if node.op in ("mul", "mul_") and shapes == [node.value.shape] * 2 and node.line is not None:
                 projected = [any(n.op in PRODUCTS for n in self.ancestors([p])) for p in node.parents]

@@ -134,7 +134,7 @@ def states_left_padding(case: Case) -> int | None:
     place = r"\b(?:on|at|to|from) the (?:left|start|beginning|front)\b"
     said = rf"\bleft[- ]?pad|\bpad\w*[^.,;]{{0,20}}{place}|padding_side\W+left"
     told = [(n, text) for n, text in _statements(case) if re.search(said, text, re.IGNORECASE)]
-    return next((n for n, text in told if not re.search(r"\b(not|never|no|instead|unlike)\b|n't\b", text)), None)
+    return next((n for n, text in told if not re.search(r"\b(not|never|no|instead|unlike)\b|n't\b", text, re.I)), None)
 
 
 def states_one_token(case: Case) -> int | None:

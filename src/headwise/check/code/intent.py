@@ -33,7 +33,7 @@ HEADS = re.compile(r"h|\w*heads?", re.IGNORECASE)
 BATCH = r"(?:batch\w*|bs|bsz|b|n)"
 DESCRIBED = r"\bshape\b\W{0,4}[(\[]\s*batch\w*\s*,\s*\w+\s*,\s*\w+\s*[)\]]"  # of an input, in a docstring
 ADDED = re.compile(r"\badd(ed|itive)\b|\bnegative\b|-\s*inf|-\s*1e\d", re.IGNORECASE)
-NOUN = r"(?:\s+(?:entry|entries|values?|elements?|bits?))?"
+NOUN = r"(?:\s+(?:entry|entries|values?|elements?|bits?|positions?|keys?|tokens?|places?))?"
 PHRASE = re.compile(rf"\b({ON}|{OFF})\b{NOUN}{LINK}{FILLER}{NOT}{FILLER}\W{{0,3}}({SEEN}|{HIDDEN})\b", re.IGNORECASE)
 
 
@@ -88,7 +88,8 @@ def stated_shapes(case: Case, name: str) -> list[Stated]:
 def _shape(axes: list[str]) -> str:
     """The axes of a mask in our letters; empty where they are not known."""
     words = [axis.strip() for axis in axes]
-    first = ["B"] if re.fullmatch(BATCH, words[0], re.IGNORECASE) else []
+    square = len(words) == 2 and words[0] == words[1]  # (n, n) is a table of queries and keys
+    first = ["B"] if re.fullmatch(BATCH, words[0], re.IGNORECASE) and not square else []
     rest = words[len(first) :]
     letters = [a if a == "1" else "H" if HEADS.fullmatch(a) else "T" if TOKENS.fullmatch(a) else "" for a in rest]
     known = len(words) > 1 and "" not in letters and letters[-1:] == ["T"]

@@ -436,10 +436,11 @@ def _by_position(parameters: list[inspect.Parameter], sizes: CallSizes) -> Itera
     if len(free) == 2:
         yield CallForm({free[0]: "query", free[1]: "memory"}, dict(nothing), masks)
         yield CallForm({free[0]: "self"}, {free[1]: None}, masks)
-    if len(free) in (2, 3):
-        roles = {free[0]: "query", free[1]: "memory"} if len(free) == 3 else {free[0]: "self"}
+    last = list(nothing) or free[-1:]
+    if len(set(free) - set(last)) in (1, 2):
+        roles = {free[0]: "query", free[1]: "memory"} if len(set(free) - set(last)) == 2 else {free[0]: "self"}
         usual = itertools.islice(_neutral_masks(sizes), MASKS_BY_POSITION)
-        yield from (CallForm(roles, nothing | {free[-1]: mask}, masks, batch=sizes.B) for mask in usual)
+        yield from (CallForm(roles, nothing | dict.fromkeys(last, mask), masks, batch=sizes.B) for mask in usual)
     if not free and parameters and not nothing:
         yield CallForm({parameters[0].name: "self"}, {}, masks)
 

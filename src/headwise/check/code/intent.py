@@ -33,7 +33,7 @@ HEADS = re.compile(r"h|\w*heads?", re.IGNORECASE)
 BATCH = r"(?:batch\w*|bs|bsz|b|n)"
 DESCRIBED = r"\bshape\b\W{0,4}[(\[]\s*batch\w*\s*,\s*\w+\s*,\s*\w+\s*[)\]]"  # of an input, in a docstring
 ADDED = re.compile(r"\badd(ed|itive)\b|\bnegative\b|-\s*inf|-\s*1e\d", re.IGNORECASE)
-NOUN = r"(?:\s+(?:entry|entries|values?|elements?|bits?))?"
+NOUN = r"(?:\s+(?:entry|entries|values?|elements?|bits?|positions?|keys?|tokens?|places?))?"
 PHRASE = re.compile(rf"\b({ON}|{OFF})\b{NOUN}{LINK}{FILLER}{NOT}{FILLER}\W{{0,3}}({SEEN}|{HIDDEN})\b", re.IGNORECASE)
 
 
@@ -88,7 +88,8 @@ def stated_shapes(case: Case, name: str) -> list[Stated]:
 def _shape(axes: list[str]) -> str:
     """The axes of a mask in our letters; empty where they are not known."""
     words = [axis.strip() for axis in axes]
-    first = ["B"] if re.fullmatch(BATCH, words[0], re.IGNORECASE) else []
+    square = len(words) == 2 and words[0] == words[1]  # (n, n) is a table of queries and keys
+    first = ["B"] if re.fullmatch(BATCH, words[0], re.IGNORECASE) and not square else []
     rest = words[len(first) :]
     letters = [a if a == "1" else "H" if HEADS.fullmatch(a) else "T" if TOKENS.fullmatch(a) else "" for a in rest]
     known = len(words) > 1 and "" not in letters and letters[-1:] == ["T"]
@@ -134,7 +135,7 @@ def states_left_padding(case: Case) -> int | None:
     place = r"\b(?:on|at|to|from) the (?:left|start|beginning|front)\b"
     said = rf"\bleft[- ]?pad|\bpad\w*[^.,;]{{0,20}}{place}|padding_side\W+left"
     told = [(n, text) for n, text in _statements(case) if re.search(said, text, re.IGNORECASE)]
-    return next((n for n, text in told if not re.search(r"\b(not|never|no|instead|unlike)\b|n't\b", text)), None)
+    return next((n for n, text in told if not re.search(r"\b(not|never|no|instead|unlike)\b|n't\b", text, re.I)), None)
 
 
 def states_one_token(case: Case) -> int | None:

@@ -32,6 +32,7 @@ LENGTH_MEANINGS = (
     "prefix",
     "queries",
 )  # that are certain for a list of lengths
+LENGTH_NAME = re.compile(r"len(s|gths?)?$")
 PREFIX = re.compile(r"prefix|prompt|context|mem|cond")  # tokens that may all see each other
 IDS = "(B,T) numbers of documents"
 DOCUMENTS = re.compile(r"(doc|document|seg|segment|sample|seq|sequence|pack\w*)(ids?|idx|index|indices|s)")
@@ -129,6 +130,9 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
     if bound.form.layout not in ("batch first", "batch second"):
         return argument
     trial = MaskTrial(bound, reading, name)
+    if LENGTH_NAME.search(plain(name)) and (raised := _refused_lengths(trial)) is not None:
+        argument.tried.append(raised)
+        return argument
     if DOCUMENTS.fullmatch(plain(name)):
         argument.tried.append(_of_documents(trial))
         return argument
@@ -161,6 +165,17 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
         joined = tried.meaning in ("either", "uncausal") and not PREFIX.search(plain(name))
         argument.tried += [tried] if joined or tried.meaning in LENGTH_MEANINGS else []
     return argument
+
+
+def _refused_lengths(trial: "MaskTrial") -> TriedMask | None:
+    """A list of lengths that raises, where a list of as many numbers as tokens does not."""
+    B, H, T, S = trial.reading.core.weights.shape
+    lengths, meant = 1 + torch.arange(B) % (S - 1), torch.ones(B, H, T, S, dtype=torch.bool)
+    tried = trial(LENGTHS, lengths, meant)
+    if not isinstance(tried.error, RuntimeError) or "must match" not in str(tried.error):
+        return None
+    other = trial(LENGTHS, torch.full((S,), S), meant)
+    return tried if other.error is None else None
 
 
 def _of_documents(trial: "MaskTrial") -> TriedMask:

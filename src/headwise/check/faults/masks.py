@@ -485,6 +485,7 @@ def _crash(argument: MaskArgument) -> Iterator[Finding]:
     """An error that no usual shape of the mask avoids."""
     tried = [t for t in argument.tried if t.error is not None and not is_deliberate(t.error)]
     sure = [t for t in argument.tried if isinstance(t.error, NameError) or "module 'torch" in str(t.error)]
+    sure += [t for t in argument.tried if t.shape == LENGTHS and t.error is not None]
     places = {t.line for t in tried}
     same_place = len(places) == 1 and None not in places
     failed = len(tried) + sum(t.meaning == "misfit" for t in argument.tried)

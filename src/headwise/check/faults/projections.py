@@ -405,8 +405,18 @@ def _line_of_sharing(bound: Bound, reading: AttentionReading, name: str) -> int 
     owner = part.role.names[0] if part.role.names else ""
     listed = re.match(r"\w+\.\d+\.", owner) is not None
     left = idle_role(bound, reading)
+    if (twice := _assigned_twice(bound, owner)) is not None:
+        return twice
     line = _projection_line(bound, reading, name) if left is None else reading.core.use_line(left)
     return (bound.case.line_of_attribute(owner) if listed else None) or line
+
+
+def _assigned_twice(bound: Bound, owner: str) -> int | None:
+    """The line that gives one layer two names."""
+    inner = vars(bound.thing).get("_modules", {})
+    layer = inner.get(owner.partition(".")[0])
+    names = [name for name, other in inner.items() if other is layer and layer is not None]
+    return bound.case.line_of_attribute(names[-1]) if len(names) > 1 else None
 
 
 def _from_one_projection(parts: dict[str, Projection]) -> bool:

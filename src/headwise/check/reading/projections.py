@@ -38,7 +38,10 @@ def _candidates(
         known = is_norm(x, normed[found.source]) or is_group_norm(x, normed[found.source])
         found.then = found.then or ("" if known else "other")
         yield found
-    yield from _by_position(heads, sources | normed)
+    for found in _by_position(heads, sources | normed):
+        if found.source in normed:
+            found.norm, found.free = True, undetermined(tokens(normed[found.source]))
+        yield found
     for found in _earlier(heads, nodes, sources | normed, trace):
         found.norm = found.source in normed
         yield found

@@ -335,3 +335,36 @@ def test_a_width_that_must_be_divisible_is_tried_with_its_multiples(tmp_path):
     assert report.verdict == "variant", report
     sizes = next(item.words for item in report.certificate if "three sizes" in item.name)
     assert [part.split()[0] for part in sizes.split(", ")] == ["32", "96", "64"]
+
+
+LISTED = """import torch
+from torch import nn
+
+
+class CausalAttention(nn.Module):
+    def __init__(self, d_in, d_out, context_length):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(d_in, d_out, bias=False) for _ in range(3))
+        self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), diagonal=1).bool())
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT / self.q.out_features**0.5
+        scores = scores.masked_fill(self.mask[: x.shape[1], : x.shape[1]], -torch.inf)
+        return scores.softmax(-1) @ self.v(x)
+
+
+class MultiHeadAttentionWrapper(nn.Module):
+    def __init__(self, d_in, d_out, context_length, num_heads):
+        super().__init__()
+        self.heads = nn.ModuleList([CausalAttention(d_in, d_out, context_length)] * num_heads)
+
+    def forward(self, x):
+        return torch.cat([head(x) for head in self.heads], dim=-1)
+"""
+
+
+def test_one_head_that_is_listed_several_times_is_told_as_shared_weights_where_the_list_is_made(tmp_path):
+    report = judged(tmp_path, LISTED)
+    assert [f.name for f in report.wrong] == ["heads-share-weights"], report
+    assert "ModuleList" in report.wrong[0].text
+    assert not any("averaged" in words for words in report.variants)

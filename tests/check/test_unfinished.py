@@ -276,6 +276,40 @@ def test_statements_that_begin_with_split_queries_are_judged_as_a_function(tmp_p
     assert judged(tmp_path, BLOCKS["score"].replace("/ head_dim**0.5", "")).cause == "scale-missing"
 
 
+CAUSAL = """import torch
+from torch import nn
+
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, d_in, d_out, context_length, num_heads):
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, d_out // num_heads
+        self.W_query, self.W_key, self.W_value = (nn.Linear(d_in, d_out) for _ in range(3))
+        self.out_proj = nn.Linear(d_out, d_out)
+        self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), diagonal=1))
+
+    def forward(self, x):
+        b, n, _ = x.shape
+        q, k, v = (w(x) for w in (self.W_query, self.W_key, self.W_value))
+        q, k, v = (y.view(b, n, self.num_heads, -1).transpose(1, 2) for y in (q, k, v))
+        scores = q @ k.transpose(2, 3)
+"""
+DROPPED = "        scores.masked_fill(self.mask.bool()[:n, :n], -torch.inf)\n"
+SOFTMAX = "        weights = torch.softmax(scores / self.head_dim**0.5, dim=-1)\n"
+
+
+@pytest.mark.parametrize("rest", ["", SOFTMAX], ids=["up to the mask", "up to the softmax"])
+def test_a_mask_whose_result_is_thrown_away_is_named_in_unfinished_code(rest, tmp_path):
+    report = judged(tmp_path, CAUSAL + DROPPED + rest)
+    assert (report.verdict, report.cause) == ("wrong", "mask-discarded"), report
+    assert report.wrong[0].text.strip() == DROPPED.strip()
+
+
+def test_a_stored_mask_that_is_not_used_yet_is_the_next_step(tmp_path):
+    report = judged(tmp_path, CAUSAL)
+    assert (report.verdict, report.next[:6]) == ("unfinished", "step 5"), report
+
+
 def test_script_that_has_nothing_to_do_with_attention_is_not_called_unfinished(tmp_path):
     assert judged(tmp_path, "import torch\nx = torch.randn(3, 4)\ny = x.sum()\n").verdict == "unknown"
 

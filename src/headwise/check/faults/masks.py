@@ -596,7 +596,7 @@ def empty_row(bound: Bound, reading: AttentionReading | None) -> Found:
         out = bound.output_of(bound.inputs, {argument.name: hidden.to(tried.mask.dtype)})
         if out is not None and torch.isnan(out).any():
             alone = bool(torch.isfinite(out[1:]).all())
-            words = "its sample becomes NaN" if alone else "the whole batch becomes NaN"
+            words = f"if every key of a sample is hidden, {'it' if alone else 'the whole batch'} becomes NaN"
             said = states_left_padding(bound.case) if reading.pattern == "causal" else None
             if said is None:
                 yield Finding("nan-empty-row", words, reading.core.softmax_line)

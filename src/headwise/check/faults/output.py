@@ -45,6 +45,8 @@ def head_merge(bound: Bound, reading: AttentionReading) -> Found:
             yield Note("doubt", "how the output follows from the heads")
     elif out.merge in ("view", "moved"):
         yield Finding("merge-view", "the output of one token holds heads of several tokens", core.merge_line())
+    elif out.merge == "mean" and core.heads.shape[1] > 1 and same(core.heads, core.heads[:, :1].expand_as(core.heads)):
+        return  # of equal heads, nobody can tell how they were put together
     elif out.merge == "mean" and core.heads.shape[1] > 1 and same(core.value, core.value[:, :1].expand_as(core.value)):
         yield Note("variant", "heads share their values and are averaged (interpretable multi-head attention)")
     elif out.merge == "mean":

@@ -577,7 +577,8 @@ def _overlaps(part: Projection, H: int) -> bool:
     rows = part.weight.unflatten(0, (H, -1))  # (H, D, E)
     if rows.shape[1] == 1 or part.role.sliced or part.role.plain:
         return False
-    alike = [[torch.cdist(a, b).amin(1) < 1e-9 * rows.norm() for b in rows] for a in rows]
+    exact = "donot_use_mm_for_euclid_dist"  # a product would leave rounding errors between equal rows
+    alike = [[torch.cdist(a, b, compute_mode=exact).amin(1) < 1e-9 * rows.norm() for b in rows] for a in rows]
     pairs = (alike[i][j] for i in range(H) for j in range(i))
     return any(bool(pair.any()) and not bool(pair.all()) for pair in pairs)
 

@@ -4,7 +4,9 @@ The tensors that a call left unused are what it has reached: projections, scores
 learner's code up to the gap and adds the remaining steps behind it.
 """
 
+import ast
 import inspect
+import linecache
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -46,6 +48,7 @@ class Completed(nn.Module):
         super().__init__()
         self.inner, self.sizes, self.gap = [instance.thing], instance.sizes, gap
         self.reached = Reached()
+        self.filename: str | None = None  # of the learner, once a traced call has told it
         self.order: list[int] | None = None  # queries, keys and values in the order in which they were made
         self.forward = self._with_signature()  # type: ignore[method-assign]
 
@@ -71,12 +74,13 @@ class Completed(nn.Module):
         active = _get_current_dispatch_mode()
         if isinstance(active, Trace):
             return self._completed(active, args, kwargs)
-        with Trace() as trace:
+        with Trace(self.filename) as trace:
             return self._completed(trace, args, kwargs)
 
     def _completed(self, trace: Trace, args: Any, kwargs: Any) -> Tensor | None:
         method = entry(self.inner[0])
         assert method is not None  # noqa: S101 - objects without a method were refused when they were built
+        self.filename = trace.filename
         reached, returned = Reached(), None
         try:
             returned = method(*args, **kwargs)
@@ -231,10 +235,10 @@ def _is_after(trace: Trace, node: Node, level: dict[int, int], B: int) -> bool:
 
 
 def _ends(trace: Trace, B: int, T: int) -> list[Node]:
-    """Tensors of the batch that nothing else of the batch was made from."""
-    live = [
-        n for n in trace.nodes if n.value.is_floating_point() and n.value.numel() and n.value.numel() % (B * T) == 0
-    ]
+    """Tensors of the batch that nothing else of the batch was made from, leaving out results that are thrown away."""
+    thrown = _thrown_away(trace)
+    live = [n for n in trace.nodes if n.value.is_floating_point() and n.value.numel() and n.index not in thrown]
+    live = [n for n in live if n.value.numel() % (B * T) == 0]
     used = {parent for node in live for parent in node.parents}
     return [node for node in live if node.index not in used]
 
@@ -270,3 +274,14 @@ def _tokens_of_heads(value: Tensor, B: int, T: int) -> Tensor | None:
 
 def _merged(heads: Tensor) -> Tensor:
     return side_by_side(heads)
+
+
+def _thrown_away(trace: Trace) -> set[int]:
+    """Operations of methods of a tensor, other than those in place, whose result nobody keeps or reads."""
+    tree = ast.parse("".join(linecache.getlines(trace.filename or "")))
+    called = [
+        (n.lineno, n.value.func) for n in ast.walk(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)
+    ]
+    lines = {line for line, f in called if isinstance(f, ast.Attribute) and getattr(f.value, "id", "self") != "self"}
+    read = {parent for node in trace.nodes if node.line not in lines for parent in node.parents}
+    return {n.index for n in trace.nodes if n.line in lines and not n.op.endswith("_") and n.index not in read}

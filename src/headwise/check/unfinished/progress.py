@@ -19,6 +19,7 @@ from headwise.check.binding import Bound, Instance
 from headwise.check.calls import CallForm, forms, make_inputs
 from headwise.check.code.case import Case
 from headwise.check.faults import masks, stages
+from headwise.check.faults.scores import masks_without_effect
 from headwise.check.mistakes import Finding, Note, settled
 from headwise.check.objects import METHODS
 from headwise.check.proof import prediction_error
@@ -33,6 +34,7 @@ from headwise.check.unfinished.placeholders import Gaps, gaps_of
 MOST_CALLS = 24
 MOST_FORMS = 12  # for one object: the first values of a required mask are those of which ones keep, then zeros
 HELPED = {split_heads: {2, 3}, merge_heads: {9}}
+QUESTIONS = (*stages.STAGES, masks_without_effect)
 CORE = {4, 5, 6, 7, 8}  # the steps of a function of queries, keys and values
 
 
@@ -73,7 +75,7 @@ CARRIED = {"missing-import", "missing-super", "missing-attribute", "contiguous",
 # Words of a doubt and the steps that are then not called right; any other doubt concerns all of them.
 DOUBTED = {"of a head follows": {1, 2, 3}, "between projection and product": {1, 2, 3}, "the norm of": {1, 2, 3},
            "the scale of": {6}, "how weights follow": {4, 5, 6, 7}, "how the output follows": {9, 10}}  # fmt: skip
-STEP_OF = {"split-view": 2, "merge-view": 9, "softmax-axis": 7, "heads-averaged": 9}
+STEP_OF = {"split-view": 2, "merge-view": 9, "softmax-axis": 7, "heads-averaged": 9, "mask-discarded": 5}
 
 
 @dataclass
@@ -288,12 +290,12 @@ def _judged(run: PartialRun, gaps: Gaps, before: Report) -> Report:
     report.call = f"forward({run.bound.form.words()})"
     report.masks = [note.words for note in found.of_kind("mask") if 5 in done]
     report.doubts = [note.words for note in found.of_kind("doubt")]
-    _say_progress(report, run, done)
+    _say_progress(report, run, done, 5 in absent)
     return report
 
 
-def _say_progress(report: Report, run: PartialRun, done: list[int]) -> None:
-    step = _next(done, run)
+def _say_progress(report: Report, run: PartialRun, done: list[int], masked: bool) -> None:
+    step = _next(done, run, masked)
     words = STEPS.get(step, RETURN)
     report.done = [f"{number} {STEPS[number].name}" for number in done]
     report.next = f"step {step}, {words.task}" if step in STEPS else words.task
@@ -329,7 +331,7 @@ def _questioned(run: PartialRun) -> Questioned:
     if run.bound.output is None:
         return Questioned()
     reading = read(run.bound)
-    asked = [found for question in (*stages.STAGES, masks.mask_meanings) for found in question(run.bound, reading)]
+    asked = [found for question in (*QUESTIONS, masks.mask_meanings) for found in question(run.bound, reading)]
     findings = [f for f in asked if isinstance(f, Finding) and _is_theirs(f, run)]
     notes = [f for f in asked if isinstance(f, Note)]
     error = None if reading is None else prediction_error(run.bound, reading)
@@ -345,7 +347,7 @@ def _is_theirs(finding: Finding, run: PartialRun) -> bool:
     if finding.name in ("no-qkv-proj", "one-projection", "wrong-role") and run.reached.streams < 3:
         return False
     step = ABSENT.get(finding.name) or STEP_OF.get(finding.name, 0)
-    return step <= run.reached.last or finding.name in ABSENT
+    return step <= run.reached.last or finding.name in ABSENT or finding.name == "mask-discarded"
 
 
 def _existing(run: PartialRun, found: Questioned) -> set[int]:
@@ -362,9 +364,9 @@ def _existing(run: PartialRun, found: Questioned) -> set[int]:
     return steps if run.reached.streams >= 3 else steps - {1}
 
 
-def _next(done: list[int], run: PartialRun) -> int:
-    """The first step that is missing; the mask only where one can be passed."""
-    wanted = set(STEPS) if run.bound.form.masks else set(STEPS) - {5}
+def _next(done: list[int], run: PartialRun, masked: bool) -> int:
+    """The first step that is missing; the mask only where one can be passed, or is stored."""
+    wanted = set(STEPS) if run.bound.form.masks or masked else set(STEPS) - {5}
     wanted &= CORE if _is_core(run) else wanted
     return min(wanted - set(done), default=11)
 

@@ -3,7 +3,6 @@
 import ast
 import inspect
 import re
-from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -57,11 +56,9 @@ def missing_attribute(scene: Scene) -> Finding | None:
     for node in scene.parts():
         if isinstance(node, ast.Attribute) and node.attr == match[1] and isinstance(node.ctx, ast.Load):
             thing = scene.value(node.value)
-            if (
-                thing is None
-                or hasattr(thing, node.attr)
-                or (isinstance(thing, Callable) and not isinstance(thing, nn.Module))
-            ):  # type: ignore[arg-type]
+            if hasattr(thing, node.attr):
+                continue  # another object in this statement lacks it
+            if thing is None or (callable(thing) and not isinstance(thing, nn.Module)):
                 return None
             near = nearest(match[1], names_of(thing))
             said = f"{ast.unparse(node)}; did you mean {near}?" if near else ast.unparse(node)

@@ -207,8 +207,8 @@ def _supplied(case: Case) -> Iterator[Finding]:
     missing = {n: line for n, line in case.loaded.missing_imports.items() if n in used or not used}
     if missing:
         other = next((found for n in sorted(missing) if (found := _other_alias(case, n)) is not None), None)
-        words, line = other or ("", min(missing.values()))
-        yield Finding("missing-import", ", ".join(sorted(missing)) + words, line)
+        words, place = other or ("", min(missing.values()))
+        yield Finding("missing-import", ", ".join(sorted(missing)) + words, place)
     yield from _of_itself(case)
     for path, names in imports_missing_in_siblings(case).items():
         imports = enumerate(case.source.splitlines(), 1)

@@ -411,7 +411,7 @@ def _own_failure(failures: list[Failure]) -> Failure | None:
     if not inside:
         return None
     calls = [f for f in inside if f.called is not None]
-    if (sure := _after_attention(calls) or _own_call(calls) or _fixed_size(calls)) is not None:
+    if (sure := _after_attention(calls) or _own_call(calls) or _with_certain_cause(calls)) is not None:
         return sure
     bare = [f for f in calls if f.bare]
     if bare and all(f.confused for f in bare):
@@ -494,9 +494,10 @@ def _own_call(calls: list[Failure]) -> Failure | None:
     return None
 
 
-def _fixed_size(calls: list[Failure]) -> Failure | None:
-    """A number of the file in place of a size that the constructor takes."""
-    return next((f for f in calls if f.bare and f.explained is not None and f.explained.name == "size-fixed"), None)
+def _with_certain_cause(calls: list[Failure]) -> Failure | None:
+    """A failure with a cause that no input of ours can have: among others, a size that is written into the code."""
+    explained = ((f, f.explained) for f in calls if f.bare and f.explained is not None)
+    return next((f for f, cause in explained if cause.mistake.certain or cause.name == "size-fixed"), None)
 
 
 def _after_attention(calls: list[Failure]) -> Failure | None:
@@ -541,7 +542,7 @@ def _crash(failure: Failure, case: Case) -> Finding:
     """The error as a finding, by its own name where it has one."""
     error, words = failure.error, _error_words(failure.error, 160)
     name = "crashes"
-    if failure.explained is not None and not failure.made_layer:
+    if failure.explained is not None and not (failure.called is not None and failure.made_layer):
         return failure.explained
     if isinstance(error, UnboundLocalError):
         name = "used-before-set"

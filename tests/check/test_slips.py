@@ -105,6 +105,28 @@ SLIPS = {
                 ("    def forward", "    def scored(self, q, k):\n        return q @ k.mT\n\n    def forward")],
         "wrong-arguments", "scores = self.scored", "it takes (q, k) and is given (q, k, mask)",
     ),
+    "a helper without return": (
+        RIGHT, [("self.w_o(merged)", "self.project(merged)"),
+                ("    def forward", "    def project(self, x):\n        self.w_o(x)\n\n    def forward"),
+                ("return self.project(merged)", "out = self.project(merged)\n        return out.clone()")],
+        "helper-no-return", "self.w_o(x)", "project ends without return",
+    ),
+    "a layer in place of its result": (
+        RIGHT, [(WEIGHTS, "weights = nn.Softmax(dim=-1)")], "not-called", "", "takes the thing itself",
+    ),
+    "a shape that is called": (
+        RIGHT, [("query.size(0)", "query.shape()[0]")], "not-callable", "batch =", "query.shape is the shape",
+    ),
+    "a shape of three sizes for two names": (
+        LISTED, [("B, T, C = x.shape", "B, T = self.query(x).shape")], "parts-count", "B, T =", "2 names",
+    ),
+    "a float that reaches another class": (
+        LISTED, [("embed_dim // heads", "embed_dim / heads")], "float-size", "self.query", "head_size is 8.0",
+    ),
+    "a causal mask that multiplies": (
+        write("fused"), [('att.masked_fill(self.bias[:T, :T] == 0, float("-inf"))', "att * self.bias[:T, :T]")],
+        "mask-leaks", "att = att * self.bias", "near zero",
+    ),
     "letters of einsum": (
         LISTED, [("bqd,bkd->bqk", "bqd,bqd->bq")], "einsum-letters", "scores =", "weights is (batch 53, tokens 5)",
     ),

@@ -219,10 +219,10 @@ class TurnedWithoutItsAngles(KeepMask):
 
 
 WRONG = {
-    GroupedQueries: "grouped-crashes", TurnedWithoutItsAngles: "crashes",
+    GroupedQueries: "grouped-crashes", TurnedWithoutItsAngles: "wrong-arguments",
     HeadsOfOneTokenByEinsum: "tokens-alone", PiecesOfTheSequence: "sees-a-part",
     FeaturesOfAHead: "attends-over-features", ValuesWithAnAxisOfTheirOwn: "weights-summed",
-    MultiHeadAttentionOfOneHead: "single-head", ReturnsNothing: "no-return", HeadsNeverMerged: "crashes",
+    MultiHeadAttentionOfOneHead: "single-head", ReturnsNothing: "no-return", HeadsNeverMerged: "out-proj-per-head",
     SharedSmallMatrix: "heads-share-weights", QueryAsKey: "wrong-role", TooWide: "too-wide",
     RepeatedInTheOtherOrder: "mask-wrong-sample", SoftmaxOverSamples: "softmax-axis", OneHeadForAll: "single-head",
     InPlace: "backward-fails", SwitchWithoutEffect: "causal-ignored", AmbiguousMask: "tensor-as-condition",

@@ -20,6 +20,7 @@ from headwise.check.explain.kinds import (
     missing_attribute,
     not_callable,
     number_for_tensor,
+    returns_nothing,
     tensor_as_condition,
     trailing_comma,
     uncalled,
@@ -33,9 +34,9 @@ from headwise.check.trace import Trace
 __all__ = ["condition", "explained", "nearest"]
 
 READERS: tuple[Callable[[Scene], Finding | None], ...] = (
-    trailing_comma, dropped_result, bare_super, tensor_as_condition, number_for_tensor, uncalled, not_callable,
-    float_size, cut_parts, own_arguments, list_for_tensor, einsum_letters, linear_layer, view_sizes, elementwise,
-    product, missing_attribute,
+    trailing_comma, dropped_result, returns_nothing, bare_super, tensor_as_condition, number_for_tensor, uncalled,
+    not_callable, float_size, cut_parts, own_arguments, list_for_tensor, einsum_letters, linear_layer, view_sizes,
+    elementwise, product, missing_attribute,
 )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def linear_layer(scene: Scene) -> Finding | None:
         return None
     words = f"self.{name} takes {s.named([layer.in_features])[1:-1]} and gets {s.named(x.shape)}"
     attended = scene.trace is not None and scene.trace.is_behind_softmax(x)
-    if attended and x.dim() == 4 and x.shape[-1] in (s.D, s.Dv) and layer.in_features == s.H * x.shape[-1]:
+    if attended and x.dim() == 4 and layer.in_features == s.H * x.shape[-1]:
         return Finding("out-proj-per-head", f"{words}; the heads are not concatenated yet", scene.line)
     if x.dim() == 3 and x.shape[1] in (s.H * s.T, s.H * s.S) and x.shape[-1] != layer.in_features:
         return Finding("joined-along-tokens", f"{words} for {s.T} tokens and {s.H} heads", scene.blamed or scene.line)

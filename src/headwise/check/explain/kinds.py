@@ -3,8 +3,8 @@
 import ast
 import inspect
 import re
-from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from headwise.check.explain.scene import Scene, names_of, nearest
@@ -54,16 +54,34 @@ def not_callable(scene: Scene) -> Finding | None:
         if isinstance(node, ast.Call) and listed and isinstance(value, nn.ModuleList):
             words = f"{ast.unparse(node.func)} is a list of {len(value)} layers, which are called one by one"
             return Finding("not-callable", words, scene.line)
-        if isinstance(node, ast.Call) and isinstance(value, int | float | str | Tensor):
-            tensor = isinstance(value, Tensor)
-            kind = f"a tensor {scene.sizes.named(value.shape)}" if isinstance(value, Tensor) else f"the {_kind(value)}"
-            made = None if tensor else scene.made(node.func)
-            return Finding("not-callable", f"{ast.unparse(node.func)} is {kind}", made.lineno if made else scene.line)
+        if isinstance(node, ast.Call) and isinstance(value, int | float | str | tuple | Tensor):
+            made = scene.made(node.func) if isinstance(value, int | float) else None
+            words = f"{ast.unparse(node.func)} is {_kind(value, scene)}"
+            return Finding("not-callable", words, made.lineno if made else scene.line)
     return None
 
 
-def _kind(value: object) -> str:
-    return f"text {value!r}" if isinstance(value, str) else f"number {value}"
+def _kind(value: object, scene: Scene) -> str:
+    if isinstance(value, Tensor | torch.Size):
+        shape = value.shape if isinstance(value, Tensor) else value
+        return f"{'a tensor' if isinstance(value, Tensor) else 'the shape'} {scene.sizes.named(shape)}"
+    return f"the number {value}" if isinstance(value, int | float) else f"the {type(value).__name__} {value!r}"
+
+
+def returns_nothing(scene: Scene) -> Finding | None:
+    """A value that is None because a method of the file returns nothing."""
+    if "NoneType" not in scene.words:
+        return None
+    for node in scene.parts():
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and scene.value(node) is None:
+            made = scene.made(node)
+            called = made.value.func if made is not None and isinstance(made.value, ast.Call) else None
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            functions = [n for n in ast.walk(scene.tree) if isinstance(n, ast.FunctionDef) and n.name == name]
+            idle = [f for f in functions if not any(isinstance(n, ast.Return) for n in ast.walk(f))]
+            if idle:
+                return Finding("helper-no-return", f"{name} ends without return", idle[-1].body[-1].lineno)
+    return None
 
 
 def missing_attribute(scene: Scene) -> Finding | None:
@@ -74,11 +92,9 @@ def missing_attribute(scene: Scene) -> Finding | None:
     for node in scene.parts():
         if isinstance(node, ast.Attribute) and node.attr == match[1] and isinstance(node.ctx, ast.Load):
             thing = scene.value(node.value)
-            if (
-                thing is None
-                or hasattr(thing, node.attr)
-                or (isinstance(thing, Callable) and not isinstance(thing, nn.Module))
-            ):  # type: ignore[arg-type]
+            if hasattr(thing, node.attr):
+                continue  # another object in this statement lacks it
+            if thing is None or (callable(thing) and not isinstance(thing, nn.Module)):
                 return None
             near = nearest(match[1], names_of(thing))
             said = f"{ast.unparse(node)}; did you mean {near}?" if near else ast.unparse(node)
@@ -96,7 +112,10 @@ def uncalled(scene: Scene) -> Finding | None:
         value = scene.value(node) if isinstance(node, ast.Name) and id(node) not in called else None
         if inspect.ismethod(value) or isinstance(value, nn.Module):
             made = scene.assigned(node.id)  # type: ignore[attr-defined]
-            bare = made is not None and not isinstance(made.value, ast.Call)
+            layer = (
+                made is not None and isinstance(made.value, ast.Call) and inspect.isclass(scene.value(made.value.func))
+            )
+            bare = made is not None and (layer or not isinstance(made.value, ast.Call))
             if value is not scene.owner and made is not None and bare:
                 return Finding("not-called", f"{ast.unparse(made)} takes the thing itself, not its result", made.lineno)
     return None
@@ -111,7 +130,7 @@ def float_size(scene: Scene) -> Finding | None:
         value = scene.value(node)
         if isinstance(value, float):
             named = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-            made = scene.assigned(named) if named else None
+            made = scene.made(node) or (scene.assigned(named) if named else None)
             divided = made is not None and any(isinstance(n, ast.Div) for n in ast.walk(made.value))
             return Finding(
                 "float-size", f"{ast.unparse(node)} is {value}", made.lineno if made and divided else scene.line

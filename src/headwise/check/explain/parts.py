@@ -25,6 +25,10 @@ def cut_parts(scene: Scene) -> Finding | None:
     if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Tuple):
         return None
     names, call = len(statement.targets[0].elts), statement.value
+    shape = scene.value(call)
+    if isinstance(shape, torch.Size):
+        words = f"{ast.unparse(call)} is {scene.sizes.named(shape)}, and there are {names} names"
+        return Finding("parts-count", words, scene.line)
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr not in CUTS:
         return None
     parts = scene.value(call)

@@ -208,8 +208,8 @@ def _supplied(case: Case) -> Iterator[Finding]:
     missing = {n: line for n, line in case.loaded.missing_imports.items() if n in used or not used}
     if missing:
         other = next((found for n in sorted(missing) if (found := _other_alias(case, n)) is not None), None)
-        words, line = other or ("", min(missing.values()))
-        yield Finding("missing-import", ", ".join(sorted(missing)) + words, line)
+        words, place = other or ("", min(missing.values()))
+        yield Finding("missing-import", ", ".join(sorted(missing)) + words, place)
     yield from _of_itself(case)
     for path, names in imports_missing_in_siblings(case).items():
         imports = enumerate(case.source.splitlines(), 1)
@@ -412,7 +412,7 @@ def _own_failure(failures: list[Failure]) -> Failure | None:
     if not inside:
         return None
     calls = [f for f in inside if f.called is not None]
-    if (sure := _after_attention(calls) or _own_call(calls) or _fixed_size(calls)) is not None:
+    if (sure := _after_attention(calls) or _own_call(calls) or _with_certain_cause(calls)) is not None:
         return sure
     bare = [f for f in calls if f.bare]
     if bare and all(f.confused for f in bare):
@@ -495,9 +495,10 @@ def _own_call(calls: list[Failure]) -> Failure | None:
     return None
 
 
-def _fixed_size(calls: list[Failure]) -> Failure | None:
-    """A number of the file in place of a size that the constructor takes."""
-    return next((f for f in calls if f.bare and f.explained is not None and f.explained.name == "size-fixed"), None)
+def _with_certain_cause(calls: list[Failure]) -> Failure | None:
+    """A failure with a cause that no input of ours can have: among others, a size that is written into the code."""
+    explained = ((f, f.explained) for f in calls if f.bare and f.explained is not None)
+    return next((f for f, cause in explained if cause.mistake.certain or cause.name == "size-fixed"), None)
 
 
 def _after_attention(calls: list[Failure]) -> Failure | None:
@@ -542,7 +543,7 @@ def _crash(failure: Failure, case: Case) -> Finding:
     """The error as a finding, by its own name where it has one."""
     error, words = failure.error, _error_words(failure.error, 160)
     name = "crashes"
-    if failure.explained is not None and not failure.made_layer:
+    if failure.explained is not None and not (failure.called is not None and failure.made_layer):
         return failure.explained
     if isinstance(error, UnboundLocalError):
         name = "used-before-set"

@@ -88,7 +88,9 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
     if scores.after == "masked":
         yield Finding("mask-after-softmax", "weights are replaced after the softmax", core.after_softmax_line())
     if scores.leaks:
-        yield Finding("mask-leaks", "future scores are set to a number near zero", core.mask_line())
+        multiplied = (n.line for n in core.before_softmax() if n.op.startswith("mul") and len(n.parents) > 1)
+        line = core.mask_line() or next(multiplied, None) or core.softmax_line
+        yield Finding("mask-leaks", "future scores are set to a number near zero", line)
     if scores.relative:
         yield Note("variant", "a relative position term is added to the scores")
         if not scores.relative_is_linear:

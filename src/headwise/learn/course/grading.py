@@ -181,6 +181,7 @@ class _Judge:
             return self._by_checker(part)
         with self.space.watched() as used:
             tried = _of_nothing(self._tried(functools.partial(part.test, self.space)), used)
+        by_class = self.space.get(str(self.exercise.judged)) in used
         if tried.raised and self._is_told(tried):
             return NOT_REACHED
         if not tried.words:
@@ -190,7 +191,6 @@ class _Judge:
         named = self._checked[1]
         if tried.failure is not None and tried.failure == self._call.failure:
             return tried.words
-        by_class = self.space[str(self.exercise.judged)] in used
         if tried.words and self.cause and by_class and not (self.cause_part == part.name or tried.raised):
             self.cause_told = True
             return f"{tried.words}; the cause may be that {self.cause}"

@@ -277,7 +277,7 @@ WRONG = [
         "return self.out(merged)",
         "return merged",
         "the output projection",
-        "there is no output projection",
+        "no output projection is applied",
     ),
     (
         "all-heads-at-once",
@@ -307,7 +307,7 @@ WRONG = [
         "return self.out((weights @ value).transpose(1, 2).reshape(B, T, E))",
         "return (weights @ value).transpose(1, 2).reshape(B, T, E)",
         "the layer without a mask",
-        "there is no output projection",
+        "no output projection is applied",
     ),
     ("masks-and-padding", "masked_fill(~mask, -math.inf)", "masked_fill(mask, -math.inf)", "the mask argument", "mask"),
     (
@@ -360,7 +360,7 @@ WRONG = [
         "return self.out((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))",
         "return (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)",
         "the rest of the layer",
-        "there is no output projection",
+        "no output projection is applied",
     ),
     ("dropout", " / math.sqrt(D)", " / D", "the layer itself", "scores are divided by D instead of √D"),
     (
@@ -481,7 +481,7 @@ WRONG = [
         "x = x + self.attention(self.first_norm(x))",
         "x = self.first_norm(x + self.attention(x))",
         "the residual stream",
-        "with all projections at",
+        "the stream itself is normalized",
     ),
     (
         "block",

@@ -136,8 +136,6 @@ TWO = "self, d_model, num_heads):"
         ("course", "mask == 0", "mask != 0", MASK, "wrong", "mask: 1 hides a key, 0 keeps it"),
         ("course", "mask == 0", "~mask", MASK, "fragile", "(T, T) floats, raises TypeError"),
         ("interview", "mask == 0", "~mask", MASK, "wrong", "(T, T) floats, raises TypeError"),
-        ("book", "scores = scores.masked_fill(self.mask[:T, :T].bool(), -math.inf)", "pass", MASK, "wrong",
-         "a token sees later ones"),
         ("course", "output, weights\n", "output, weights.mean(1)\n", RETURN, "wrong",
          "a tensor (batch 53, tokens 5, tokens 5)"),
         ("handbook", "output, weights\n", "weights, output\n", RETURN, "wrong",
@@ -166,7 +164,26 @@ def test_a_deviation_is_named_with_what_was_found_and_its_line(form, old, new, n
     assert report.exit_code == (severity == "wrong")
     finding = next(finding for finding in report.findings if finding.name == name)
     written = name == MASK and "mask" in new  # otherwise nothing applies one
-    assert finding.text.startswith("return" if name == RETURN else "def") or (written and new in finding.text)
+    assert finding.text.startswith("return" if name == RETURN else ("def", "class")) or (
+        written and new in finding.text
+    )
+
+
+def test_a_mask_mistake_with_a_name_of_its_own_is_told_once(tmp_path):
+    masks = "scores = scores.masked_fill(self.mask[:T, :T].bool(), -math.inf)"
+    report = judged(tmp_path, changed(find_form("book").solution(), (masks, "pass")), form="book")
+    assert [finding.name for finding in report.wrong] == ["causal-ignored"]
+    fill = "scores.masked_fill(hidden, torch.finfo(scores.dtype).min)"
+    lost = (f"scores = {fill}", fill), ("weights = weights.masked_fill(hidden, 0.0)", "pass")
+    report = judged(tmp_path, changed(find_form("interview").solution(), *lost), form="interview")
+    assert [finding.name for finding in report.wrong] == ["mask-discarded"]
+
+
+def test_a_causal_mask_that_the_form_asks_for_and_nobody_mentions_is_missing(tmp_path):
+    solution = find_form("book").solution()
+    lines = [line for line in solution.splitlines() if "mask" not in line]
+    report = judged(tmp_path, "\n".join(lines), form="book")
+    assert "a token sees later ones" in detail(report, MASK)
 
 
 def test_names_that_the_homework_guide_also_uses_are_accepted(tmp_path):
@@ -314,7 +331,10 @@ def test_the_first_differing_index_is_shown_with_both_values(tmp_path):
 
 
 def test_a_causal_reference_and_dropout_are_part_of_the_comparison(tmp_path):
-    report = against(tmp_path, changed(write("fused"), (" == 0, ", " == 2, ")), write("fused"))
+    fill = 'att.masked_fill(self.bias[:T, :T] == 0, float("-inf"))'
+    idle = changed(write("fused"), (fill, "att"), ("torch.tril", ""),
+                   ("CausalSelfAttention", "SelfAttention"), ("bias", "table"))  # fmt: skip
+    report = against(tmp_path, idle, write("fused"))
     assert "causal in the reference, full here" in detail(report, MASK)
     report = against(tmp_path, changed(write("separate"), ("self.dropout(weights)", "weights")), write("separate"))
     assert "only the reference is random" in detail(report, "differs-from-reference")
@@ -328,6 +348,62 @@ def test_the_solution_for_a_reference_has_its_signature_and_agrees_with_it(style
     assert report.exit_code == 0, report
     assert form_findings(report) == {}
     assert any(words.startswith("equals ") for words in report.good)
+
+
+def test_lines_are_those_of_the_learners_file(tmp_path):
+    function = """
+import math
+
+def attention(Q, K, V, mask=None):
+    scores = Q @ K.transpose(-2, -1) / math.sqrt(Q.size(-1))
+    if mask is not None:
+        scores = scores.masked_fill(mask == 1, -math.inf)
+    return scores.softmax(-1) @ V
+"""
+    report = judged(tmp_path, function, form="interview")
+    lines = {finding.name: finding.text for finding in report.wrong}
+    assert lines == {
+        "form-constructor": "def attention(Q, K, V, mask=None):",
+        "form-mask": "scores = scores.masked_fill(mask == 1, -math.inf)",
+    }
+    fragment = changed(METHOD, ("x, mask", "query, mask"))
+    report = judged(tmp_path, fragment, form="course")
+    assert all(finding.text in fragment for finding in report.findings if finding.line is not None)
+    assert all(finding.line <= len(fragment.splitlines()) for finding in report.findings)
+
+
+METHOD = """
+def forward(self, x, mask=None):
+    B, T, E = x.shape
+    q, k, v = (m.view(B, T, self.num_heads, -1).transpose(1, 2) for m in (self.W_q(x), self.W_k(x), self.W_v(x)))
+    weights = (q @ k.transpose(-2, -1) / self.d_k**0.5).softmax(-1)
+    return self.W_o((weights @ v).transpose(1, 2).reshape(B, T, E))
+"""
+
+
+def test_the_class_that_the_form_asks_for_is_judged_before_others(tmp_path):
+    other = changed(find_form("interview").solution(), ("class MultiHeadAttention", "class MHA2"))
+    report = judged(tmp_path, find_form("interview").solution() + other, form="interview")
+    assert (report.exit_code, report.others) == (0, ["MHA2"])
+    assert judged(tmp_path, other, form="interview").subject.startswith("MHA2")
+
+
+def test_a_report_that_passes_says_what_it_was_compared_with(tmp_path):
+    solution = find_form("interview").solution()
+    shown = " ".join(str(judged(tmp_path, solution, form="interview")).split())
+    assert (
+        "against the interview question: MultiHeadAttention(d_model, num_heads) · forward(Q, K, V, mask=None)" in shown
+    )
+    assert "✓ fits the interview question: constructor, call, return value and mask*" in shown
+    shown = " ".join(str(against(tmp_path, solution, solution)).split())
+    assert "✓ gives what the reference MultiHeadAttention gives, with the same parameters*" in shown
+
+
+def test_other_names_in_the_call_are_shown_at_the_call(tmp_path):
+    other = changed(find_form("course").solution(), ("x, mask=None):", "inputs, mask=None):\n        x = inputs"))
+    report = judged(tmp_path, other, form="course")
+    (found,) = (finding for finding in report.findings if finding.name == NAME)
+    assert found.text.startswith("def forward(self, inputs")
 
 
 def test_classes_and_objects_are_references_too():

@@ -54,6 +54,12 @@ class Built:
         """Whether nothing was guessed: neither an argument nor a key of the configuration."""
         return self.natural and (self.config is None or self.config.certain)
 
+    @property
+    def roles(self) -> set[str]:
+        """What the arguments mean, or the keys of the configuration."""
+        names = self.arguments if self.config is None else self.config.asked
+        return {role for name in names if (role := constructor_role(name)) is not None}
+
     def remake(self, cls: Callable[..., Any], sizes: CallSizes, changes: dict[str, Any]) -> Any:
         """Another object, made with some arguments or configuration keys changed."""
         if self.config is None:

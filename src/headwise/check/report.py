@@ -67,7 +67,10 @@ class Report:
     seconds: float = 0.0
     in_process: bool = False
     jail: list[str] = field(default_factory=list)  # the layers of the jail that were active while a file ran
+    compared: str = ""  # the assignment or reference that it had to fit
+    fits: str = ""  # what of it was compared, where it fits
     solution: str = ""
+    replaced: list[str] = field(default_factory=list)  # definitions that a later one of the same name replaces
     left_out: list[str] = field(default_factory=list)  # cells and blocks that are not valid Python
     done: list[str] = field(default_factory=list)  # of unfinished code: the steps that are right, as "4 scores"
     next: str = ""  # the step that comes next
@@ -115,6 +118,7 @@ class Report:
     def lines(self) -> list[str]:
         """The text, line by line."""
         out = [f"{self.subject} · {self.call}" if self.call else self.subject] if self.subject else []
+        out += [f"against {self.compared}"] if self.compared else []
         out += [f"{INDENT}assumed: {words}" for words in self.assumed]
         out += [f"mask    argument {line}" for line in self.masks]
         out += self._verdict_lines()
@@ -128,6 +132,7 @@ class Report:
         out += [f"OK      {' · '.join(self.good)}"] if self.good and shown else []
         if self.others:
             out.append(f"{INDENT}also in this file, not judged: {', '.join(self.others)} (choose with --name)")
+        out += [f"{INDENT}not judged: {words}" for words in self.replaced[:3]]
         out += [f"{INDENT}left out, not valid Python: {piece}" for piece in self.left_out[:3]]
         return [printable(line) for line in out + self._jail_lines()]  # lines quote the file
 
@@ -144,7 +149,12 @@ class Report:
             words = f"a known variant: {'; '.join(named)}" if named else EQUAL
             label = "RIGHT   " if self.verdict != "partial" else "RIGHT AS FAR AS TESTED  "
             lines = [label + words, *(INDENT + str(item) for item in self.certificate)]
-            marked = self.own_variants or any(item.own and item.status != "not judged" for item in self.certificate)
+            lines += [f"{INDENT}{MARKS['verified']} {self.fits}{OWN}"] if self.fits else []
+            marked = (
+                self.fits
+                or self.own_variants
+                or any(item.own and item.status != "not judged" for item in self.certificate)
+            )
             return [*lines, INDENT + FOOTNOTE] if marked else lines
         if self.verdict == "wrong":
             return [f"{INDENT}a variant: {'; '.join(self.variants)}"] if self.variants else []

@@ -266,7 +266,9 @@ class Search:
             error,
             line,
             instance.repaired,
-            explained=explained(error, self.case.filename, sizes, line) if form.layout == PLAIN else None,
+            explained=explained(error, self.case.filename, sizes, line, trace, built.roles)
+            if form.layout == PLAIN
+            else None,
             natural=form.natural and (built.certain or (projected and not width)),
             guessed=form.fixed_tensor,
             without=bool(form.fixed) and all(value is None for value in form.fixed.values()),

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Ex
 from headwise.check.faults.chunks import in_one_chunk
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.questions import SINGLE, WEIGHTLESS
-from headwise.check.faults.spelling import text_mistakes
+from headwise.check.faults.spelling import misspelled_base, text_mistakes
 from headwise.check.mistakes import Finding, settled
 from headwise.check.objects import tensors
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
 from headwise.check.reading import AttentionReading
-from headwise.check.report import Report
+from headwise.check.report import POSITIVE, Report
 from headwise.check.search import bind, bind_as_told
 from headwise.check.sizes import CallSizes
 from headwise.check.templates import write
@@ -39,12 +39,16 @@ from headwise.errors import OptionError
 
 SINGLE_NAME = re.compile(r"single|one_?head", re.IGNORECASE)
 CANDIDATES = 3  # that are tried before giving up
-UNDEFINED = re.compile(r"AttributeError: module 'torch|TypeError: module\(\) takes")  # nothing of ours raises these
+UNDEFINED = re.compile(
+    r"AttributeError: module 'torch|TypeError: (module\(\)|Module\.__init__\(\)) takes"
+)  # nothing of ours raises these
 # What is not said to be right beside a mistake, by how it starts.
 DENIED = {
     "softmax-axis": ("rows sum", "softmax"), "contiguous": ("head split", "head merge"),
     "form-mask": ("mask",), "mask-convention": ("mask",), "widths-confused": ("head",), "size-fixed": ("batches",),
 }  # fmt: skip
+ELSEWHERE = {"attends-over-heads", "attends-over-features", "attends-over-batch"}
+DENIED |= dict.fromkeys(ELSEWHERE, ("mask",))
 ALWAYS_SAID = set(FAULTS)  # what the others measure is a part of the certificate, and means little outside it
 RANK = {"right": 3, "variant": 3, "partial": 3, "wrong": 2, "unfinished": 2, "unknown": 0}
 
@@ -72,14 +76,26 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
         report = _judge_bound(bound)
     report = review(case, report)
     _located(report, case)
+    if case.assignment is not None:
+        report.compared = case.assignment.asked
+        report.fits = case.assignment.fits(report) if report.verdict in POSITIVE else ""
     if solution and case.assignment is not None:
         report.solution = case.assignment.solution()
     elif solution:
         report.solution = write(_style(bound, report))
     report.file, report.assumed = case.filename or "", list(getattr(case.target, "assumed", ()))
     report.left_out = [] if case.loaded is None else case.loaded.origin.left_out
+    report.replaced = [] if case.loaded is None else list(_replaced(case))
     report.seconds = time.monotonic() - start
     return report
+
+
+def _replaced(case: Case) -> Iterator[str]:
+    """What Python has forgotten, because something later in the file has the same name."""
+    assert case.loaded is not None  # noqa: S101 - only files are asked
+    for name, lost, counts in case.replaced():
+        places = [case.loaded.origin.place(line) for line in (lost, counts)]
+        yield f"the first {name} ({places[0]}), which the one in {places[1]} replaces"
 
 
 def _located(report: Report, case: Case) -> Report:
@@ -153,6 +169,8 @@ def _take(report: Report, found: Examination) -> None:
     for note in dict.fromkeys(found.notes):
         if note.kind in lists:
             lists[note.kind].append(note.words)
+    if any(finding.name in ELSEWHERE for finding in report.wrong):  # a mask of tokens × tokens hides nothing there
+        report.masks = []
     if report.wrong:
         report.good = [words for words in found.good(ALWAYS_SAID) if not _is_denied(words, report)]
     report.certificate = found.certificate()
@@ -190,9 +208,18 @@ def _show_difference(report: Report, bound: Bound, reading: AttentionReading | N
                 f"output[{', '.join(map(str, index))}] is {float(bound.output[index]):.4f}, "
                 f"the reference gives {float(expected[index]):.4f}"
             )
-    if error is not None and error < TOLERANCE:
-        one = "that one change" if len(changes) == 1 else "these changes"
-        report.proof = f"with {one} the output equals the reference on new inputs (largest difference {error:.0e})"
+    if report.difference and error is not None and error < TOLERANCE:
+        report.proof = f"{_changed(report, changes)} (largest difference {error:.0e})"
+
+
+def _changed(report: Report, changes: list[Finding]) -> str:
+    """Which changes make the traced call right; mistakes that it does not show stay."""
+    one = "that one change" if len(changes) == 1 else f"these {len(changes)} changes together"
+    if len(changes) == len(report.wrong):
+        return f"with {one} the output equals the reference on new inputs"
+    titles = " and ".join(f"“{finding.title}”" for finding in changes)
+    rest = "the other mistake shows" if len(report.wrong) - len(changes) == 1 else "the other mistakes show"
+    return f"without {titles}, this call gives what the reference gives on new inputs; {rest} in other calls"
 
 
 def judge_file(
@@ -229,6 +256,8 @@ def judge_file(
         doubts = ["nothing in this file looks like attention; name the class with --name"]
         doubts += [f"{loaded.origin.place(line)} raises {words}" for line, words in loaded.problems[:3]]
         return replace(unknown, doubts=doubts)
+    if assignment is not None and name is None:
+        found = sorted(found, key=lambda pair: not assignment.preferred(pair[0]))
     cases = [Case(other, target, loaded.namespace, loaded, progress, thorough, assignment) for other, target in found]
     if build is None and call is None:
         return _best_report(cases, solution)
@@ -239,15 +268,19 @@ def judge_file(
 
 
 def _undefined(loaded: Loaded, found: list[tuple[str, Any]]) -> Report | None:
-    """The report on a class that cannot even be defined, where no other one in the file puts heads together."""
+    """The report on a class that cannot even be defined, where the best candidate uses it or is a part of it."""
+    best = loaded.definition(found[0][0]) if found else ""
     for name, (line, words) in loaded.undefined.items():
-        own = UNDEFINED.match(words) is not None and NAME.search(name) is not None
         parts = set(re.findall(r"\w+", loaded.definition(name)))  # a class that this one uses does not stand for it
         whole = [
             other for other, _ in found if other not in parts and MULTI.search(other) and not SINGLE_NAME.search(other)
         ]
-        if own and not whole and (MULTI.search(name) or not found):
-            finding = Finding("crashes", f"when the class is defined: {words}"[:200], line, loaded.line(line))
+        alone = NAME.search(name) is not None and not whole and (MULTI.search(name) or not found)
+        if UNDEFINED.match(words) and (alone or re.search(rf"\b{name}\(", best)):
+            finding = misspelled_base(words, line) or Finding(
+                "crashes", f"when the class is defined: {words}"[:200], line
+            )
+            finding.text = loaded.line(line)
             loaded.origin.locate(finding)
             return Report("wrong", subject=name, file=loaded.path, findings=[finding])
     return None

@@ -144,7 +144,7 @@ def typed_text(text: str) -> str:
         return text
     try:
         return os.fsencode(text).decode("utf-8")
-    except UnicodeError as error:
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise OptionError(f"the text is not UTF-8 ({error.reason}). Pass it in a file, with --file.") from error
 
 

@@ -26,9 +26,11 @@ from headwise.check.code.candidates import candidates
 from headwise.check.code.case import Case
 from headwise.check.code.loader import load
 from headwise.check.faults.mask_meaning import measured
-from headwise.check.mistakes import ORDER, Finding, Found, Note
+from headwise.check.faults.masks import line_of_meaning
+from headwise.check.mistakes import ORDER, Finding, Found, Note, error_words
 from headwise.check.objects import call_parameters
 from headwise.check.reading import AttentionReading, read
+from headwise.check.report import Report
 from headwise.check.search import bind
 from headwise.check.templates import write
 from headwise.errors import OptionError
@@ -102,6 +104,20 @@ class Reference:
     def reading(self) -> AttentionReading | None:
         """What was understood of it."""
         return read(self.bound)
+
+    @property
+    def asked(self) -> str:
+        """What a class is compared with, in words."""
+        return f"the reference {self.bound.built.text} · forward({self.bound.form.words()})"
+
+    def fits(self, report: Report) -> str:
+        """What was compared, where nothing but names and parameters differs."""
+        other = "; the signatures differ" if any(f.name.startswith("form-") for f in report.findings) else ""
+        return f"gives what the reference {self.name} gives, with the same parameters{other}"
+
+    def preferred(self, name: str) -> bool:
+        """Whether a class has the name of the reference."""
+        return name == self.name
 
     def accepted(self, bound: Bound) -> tuple[str, ...]:
         """No mistake: whatever the reference does, the ordinary verdict stays."""
@@ -239,7 +255,7 @@ class Pairing:
         try:
             ours = self._learner_at(theirs, sizes)
         except Exception as error:  # whatever a learner's code raises is a result
-            words = f"{at}, this raises {type(error).__name__}: {error}"
+            words = f"{at}, this raises {error_words(error)}"
             yield Finding("differs-from-reference", words, _line(self.bound, "forward"))
             return
         transfer = copy_parameters(theirs, ours)
@@ -311,7 +327,7 @@ class Pairing:
         try:
             got = ours.call(inputs, masks[1])
         except Exception as error:  # whatever a learner's code raises is a result
-            words = f"{at}, this raises {type(error).__name__}: {error}"
+            words = f"{at}, this raises {error_words(error)}"
             yield Finding(name, words, _line(ours, "forward"))
             return
         yield from _differences(wanted, got, at, name, _line(ours, "forward"))
@@ -349,13 +365,21 @@ class Pairing:
                     pair = {argument.name: tried.mask}, {mine: tried.mask}
                     found = next(self._one_call(theirs, ours, theirs.inputs, at, pair), None)
                     if found is not None:
+                        found.line = self._mask_line(mine) or found.line
                         found.detail += self._meanings(argument.words(), mine)
                         yield found
                         return
 
+    def _mask_line(self, name: str) -> int | None:
+        """The line that applies the learner's mask."""
+        reading = read(self.bound)
+        known = (a for a in measured(self.bound, reading) if a.name == name and a.meaning)
+        return None if reading is None else next((line_of_meaning(a, self.bound, reading) for a in known), None)
+
     def _meanings(self, theirs: str, mine: str) -> str:
         own = [a.words() for a in measured(self.bound, read(self.bound)) if a.name == mine]
-        return f" (reference {theirs}" + (f"; here {own[0]})" if own else ")")
+        said = [words.partition(", in shapes")[0] for words in (theirs, *own)]
+        return f" (reference {said[0]}" + (f"; here {said[1]})" if own else ")")
 
 
 def _resized(bound: Bound, sizes: CallSizes) -> dict[str, Any]:

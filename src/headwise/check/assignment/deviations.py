@@ -6,7 +6,7 @@ Whatever makes such a call fail or give something else is wrong; other names ins
 import dis
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,7 @@ from headwise.check.environment import quiet
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.masks import line_of_meaning
 from headwise.check.faults.stages import stage_findings
-from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.mistakes import Finding, Found, Note, error_words
 from headwise.check.objects import call_parameters, entry, modules
 from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report
@@ -39,8 +39,24 @@ class Assigned:
 
     form: Assignment
 
+    @property
+    def asked(self) -> str:
+        """What a class is compared with, in words."""
+        return f"{self.form.title}: {self.form.built} · {self.form.called}"
+
+    def fits(self, report: Report) -> str:
+        """What was compared, where nothing but names differs."""
+        other = "; the names differ" if any(f.name.startswith("form-") for f in report.findings) else ""
+        return f"fits {self.form.title}: constructor, call, return value and mask{other}"
+
+    def preferred(self, name: str) -> bool:
+        """Whether a class has the name that the document gives it."""
+        return name in self.form.classes
+
     def deviations(self, bound: Bound, reading: AttentionReading | None) -> Found:
         """Everything in which a class differs from the document."""
+        if getattr(bound.case.target, "core", False):
+            return _of_function(self.form, bound, reading)
         return Deviations(self.form, bound, reading).findings()
 
     def unbound(self, case: Case) -> Iterator[Finding]:
@@ -76,12 +92,13 @@ class Deviations:
 
     def findings(self) -> Found:
         """One finding for each kind of deviation, with all that was seen of it."""
+        named = list(self._name_problems())
         for name, place, problems in (
-            ("form-constructor", self._line_of("__init__"), self.constructor_problems),
+            ("form-constructor", self._line_of("__init__"), [] if self._is_fragment else self.constructor_problems),
             ("form-call", self._line_of("forward"), self.call_problems),
             ("form-return", self._return_line(), self._return_problems()),
             ("form-mask", self._mask_line(), self._mask_problems()),
-            ("form-name", self._line_of("__init__"), self._name_problems()),
+            ("form-name", named[0][0] if named else None, [problem for _, problem in named]),
         ):
             found = list(problems)
             if found:
@@ -90,6 +107,11 @@ class Deviations:
                 yield Finding(name, f"{self.form.title} has {'; '.join(words)}", place, severity=severity)
         if self.form.is_wrapper(self.bound.thing):
             yield Note("variant", f"a list of heads side by side without an output projection, as in {self.form.title}")
+
+    @property
+    def _is_fragment(self) -> bool:
+        """Whether only a method was given, and everything around it was assumed."""
+        return bool(getattr(self.bound.case.target, "assumed", ()))
 
     # The constructor.
 
@@ -139,7 +161,7 @@ class Deviations:
                 prepare(thing)
             again = self.bound.called(thing=thing)
         except Exception as error:  # whatever a learner's code raises is a result
-            return f"{text} raises {type(error).__name__}: {error}"
+            return f"{text} raises {error_words(error)}"
         seen = read(again)
         heads = None if seen is None else seen.core.heads.shape[1]
         if heads is not None and heads != self.bound.sizes.H:
@@ -162,7 +184,7 @@ class Deviations:
                 prepare(thing)
                 returned = self.bound.form.call(thing, self.bound.inputs)
         except Exception as error:  # whatever a learner's code raises is a result
-            return f"{text} raises {type(error).__name__}: {error}"
+            return f"{text} raises {error_words(error)}"
         output = self.bound.form.result(returned, self.bound.inputs)
         got = None if output is None else output.shape[-1]
         return "" if got == expected else f"{text} gives an output of width {got}, not {expected}"
@@ -215,9 +237,17 @@ class Deviations:
         elif form.mask and not self._binds(count + 1):
             yield "wrong", f"{words}: there is no place for a mask after {form.inputs[-1]}"
         elif isinstance(self.example, Exception):
-            yield "wrong", f"{words}: the example call raises {type(self.example).__name__}: {self.example}"
+            if not self._default_fails():
+                yield "wrong", f"{words}: the example call raises {error_words(self.example)}"
         elif not self._same_as_own_call():
             yield "wrong", f"{words}: by position, {', '.join(form.inputs)} are taken in other roles"
+
+    def _default_fails(self) -> bool:
+        """Whether the call without optional arguments fails in the same way, which has a name of its own."""
+        plain = replace(self.bound.form, fixed={})
+        with self.bound.running(), torch.no_grad():
+            own = _outcome(lambda: plain.call(self.bound.thing, self.bound.inputs))
+        return isinstance(own, Exception) and error_words(own) == error_words(self.example)
 
     def _same_as_own_call(self) -> bool:
         """Whether arguments by position have the roles that their names have here."""
@@ -292,11 +322,7 @@ class Deviations:
         broken = len(failed) == len(kinds) or (self.form.mask_example and next(iter(kinds)) in failed)
         if failed:
             words, outcome = next(iter(failed.items()))
-            why = (
-                f"raises {type(outcome).__name__}: {outcome}"
-                if isinstance(outcome, Exception)
-                else "does not hide the future"
-            )
+            why = f"raises {error_words(outcome)}" if isinstance(outcome, Exception) else "does not hide the future"
             asked = f"{self.form.mask}: 1 keeps a key, 0 hides it, broadcast to (B, H, T, S)"
             yield (
                 "wrong" if broken else "fragile",
@@ -306,25 +332,26 @@ class Deviations:
     def _measured_mask(self) -> str:
         place = [p.name for p in call_parameters(self.bound.thing)][len(self.form.inputs)]
         known = [argument.words() for argument in measured(self.bound, self.reading) if argument.name == place]
-        return f" ({known[0]})" if known else ""
+        return f" ({known[0].partition(', in shapes')[0]})" if known else ""
 
     # Names.
 
-    def _name_problems(self) -> Iterator[Problem]:
+    def _name_problems(self) -> Iterator[tuple[int | None, Problem]]:
+        """Other names than the document's, each with the line where it stands."""
         form, thing = self.form, self.bound.thing
-        if self.owner is not None and self.owner.__name__ not in form.classes:
-            yield form.naming, f"class {' or '.join(form.classes)}, here {self.owner.__name__}"
-        if self.owner is not None:
+        if self.owner is not None and not self._is_fragment:
+            if self.owner.__name__ not in form.classes:
+                words = f"class {' or '.join(form.classes)}, here {self.owner.__name__}"
+                yield self.bound.case.line_with(rf"^class {self.owner.__name__}\b"), (form.naming, words)
             missing = [name for name in self._inner_names() if not self._has(name)]
             if missing:
                 held = [name for name, _ in thing.named_children()] if isinstance(thing, nn.Module) else []
-                yield (
-                    form.naming,
-                    f"{', '.join(missing)}, not found here" + (f" among {', '.join(held)}" if held else ""),
-                )
+                words = f"{', '.join(missing)}, not found here" + (f" among {', '.join(held)}" if held else "")
+                yield self._line_of("__init__"), (form.naming, words)
         taken = [p.name for p in call_parameters(thing)][: len(form.call)]
         if taken != list(form.call) and not self.call_problems:
-            yield form.naming, f"arguments {', '.join(form.call)}, here {', '.join(taken)}"
+            words = f"arguments {', '.join(form.call)}, here {', '.join(taken)}"
+            yield self._line_of("forward"), (form.naming, words)
 
     def _inner_names(self) -> list[str]:
         form = self.form
@@ -345,20 +372,33 @@ class Deviations:
     # Lines.
 
     def _line_of(self, method: str) -> int | None:
-        return _line_of(self.bound.case.target, method)
+        return _line_of(self.bound.case, method)
 
     def _return_line(self) -> int | None:
         code = getattr(getattr(self.owner, "forward", None), "__code__", None)
         steps = [] if code is None else [s for s in dis.get_instructions(code) if s.opname.startswith("RETURN")]
         lines = [s.positions.lineno for s in steps if s.positions is not None and s.positions.lineno is not None]
-        return lines[-1] if lines else self._line_of("forward")
+        return lines[-1] if lines and self._line_of("forward") is not None else self._line_of("forward")
 
 
-def _line_of(target: Any, method: str) -> int | None:
+def _line_of(case: Case, method: str) -> int | None:
+    """The line of a method's definition; None where it is in another file, as an inherited one is."""
+    target = case.target
     owner = target if inspect.isclass(target) or inspect.isfunction(target) else type(target)
     code = getattr(getattr(owner, method, owner), "__code__", None)
-    inherited = code is not None and code.co_filename == inspect.getfile(nn.Module)
-    return None if code is None or inherited else code.co_firstlineno
+    return None if code is None or code.co_filename != case.filename else code.co_firstlineno
+
+
+def _of_function(form: Assignment, bound: Bound, reading: AttentionReading | None) -> Iterator[Finding]:
+    """A function of queries, keys and values where the document has a class: only its mask can be compared."""
+    code = bound.case.target.function.__code__
+    words = f"{form.title} has a class {form.built} with {form.called}; this is a function"
+    yield Finding("form-constructor", words, code.co_firstlineno)
+    for argument in measured(bound, reading) if form.mask else ():
+        if argument.meaning == "drop":
+            here = argument.words().partition(", in shapes")[0]
+            said = f"{form.title} has {form.mask}: 1 keeps a key, 0 hides it; here {here}"
+            yield Finding("form-mask", said, None if reading is None else line_of_meaning(argument, bound, reading))
 
 
 def _outcome(work: Callable[[], Any]) -> Any:
@@ -403,7 +443,7 @@ def _example_error(form: Assignment, case: Case) -> Iterator[Finding]:
         if "Stub" not in str(error):
             example = form.built if place == "form-constructor" else form.called
             line = error_line(error, case.filename) or _line_of(
-                case.target, "__init__" if place == "form-constructor" else "forward"
+                case, "__init__" if place == "form-constructor" else "forward"
             )
-            words = f"{form.title} has {example}; here that raises {type(error).__name__}: {error}"
+            words = f"{form.title} has {example}; here that raises {error_words(error)}"
             yield Finding(place, words, line)

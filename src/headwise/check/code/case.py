@@ -60,14 +60,41 @@ class Case:
         except (OSError, TypeError):
             found = (self.source.splitlines(), 1)
         if self.loaded is not None:
-            nodes = (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.ClassDef | ast.FunctionDef))
-            first = next((n for n in nodes if n.name == self.name), None)
-            start, end = (first.lineno, first.end_lineno) if first is not None else (1, None)
+            last = next(reversed(self.definitions()), None)
+            start, end = (last.lineno, last.end_lineno) if last is not None else (1, None)
             found = (self.source.splitlines()[start - 1 : end], start)
         numbers = (n for n, text in enumerate(found[0], found[1]) if re.search(pattern, text.partition("#")[0]))
         everywhere = enumerate(self.source.splitlines() if self.loaded is not None else [], 1)
         further = (n for n, text in everywhere if re.search(pattern, text.partition("#")[0]))
         return next(numbers, None) or next(further, None)
+
+    def definitions(self) -> list[ast.ClassDef | ast.FunctionDef]:
+        """All classes or functions of this name in the file, in the order of their lines; the last one counts."""
+        nodes = (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.ClassDef | ast.FunctionDef))
+        return sorted((n for n in nodes if n.name == self.name), key=_line_of)
+
+    def replaced(self) -> Iterator[tuple[str, int, int]]:
+        """What is defined twice on one level: its name, the line that is lost, and the line that counts."""
+        tree = ast.parse(self.source)
+        own = next((n for n in reversed(tree.body) if isinstance(n, ast.ClassDef) and n.name == self.name), None)
+        for body, names in ((tree.body, {self.name}), ([] if own is None else own.body, None)):
+            seen: dict[str, int] = {}
+            for node in body:
+                if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.decorator_list:
+                    if node.name in seen and (names is None or node.name in names):
+                        yield node.name, seen[node.name], node.lineno
+                    seen[node.name] = node.lineno
+
+    def returned_tuple_line(self) -> int | None:
+        """The line that returns a tuple of one, in the last definition of this name."""
+        own = next(reversed(self.definitions()), None)
+        returns = (n for n in ast.walk(own) if isinstance(n, ast.Return)) if own is not None else ()
+        return next((n.lineno for n in returns if isinstance(n.value, ast.Tuple) and len(n.value.elts) == 1), None)
+
+    def never_reads_attribute(self, name: str) -> bool:
+        """Whether nothing in the file reads `self.name`."""
+        nodes = (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Attribute) and n.attr == name)
+        return not any(isinstance(n.ctx, ast.Load) for n in nodes)
 
     def condition_around(self, line: int | None, word: str) -> int | None:
         """The line of the innermost `if` around a line, or of one that skips it, whose test has this word."""
@@ -119,7 +146,7 @@ class Case:
     def _methods(self) -> tuple[list[ast.FunctionDef], list[ast.FunctionDef]]:
         """The methods of the class that the file mentions, and those that it does not."""
         tree = ast.parse(self.source)
-        own = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == self.name), None)
+        own = next((n for n in reversed(self.definitions()) if isinstance(n, ast.ClassDef)), None)
         methods = [n for n in own.body if isinstance(n, ast.FunctionDef)] if own is not None else []
         mentioned = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)} | {"forward"}
         called = [n for n in methods if n.name in mentioned or n.name.startswith("__")]
@@ -146,7 +173,7 @@ class Case:
     def return_line(self, inside: int | None = None, several: bool = False) -> int | None:
         """The last `return` of the function around a line, or of forward; with `several`, one of several values."""
         tree = ast.parse(self.source)
-        own = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == self.name), tree)
+        own = next((n for n in reversed(self.definitions()) if isinstance(n, ast.ClassDef)), tree)
         functions = [n for n in ast.walk(tree if inside else own) if isinstance(n, ast.FunctionDef)]
         around = [f for f in functions if inside is not None and f.lineno <= inside <= (f.end_lineno or 0)]
         around = around or [f for f in functions if f.name == self.name]

@@ -7,41 +7,54 @@ into `READERS`. Every axis of a test call has a size of its own, so a shape can 
 import ast
 import linecache
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
-from headwise.check.explain.axes import product, view_sizes
+from headwise.check.explain.axes import elementwise, linear_layer, product, view_sizes
 from headwise.check.explain.kinds import (
     bare_super,
     condition,
+    dropped_result,
     float_size,
     missing_attribute,
+    not_callable,
     number_for_tensor,
     tensor_as_condition,
+    trailing_comma,
     uncalled,
 )
+from headwise.check.explain.parts import cut_parts, einsum_letters, list_for_tensor, own_arguments
 from headwise.check.explain.scene import Scene, nearest
 from headwise.check.mistakes import Finding
 from headwise.check.sizes import CallSizes
+from headwise.check.trace import Trace
 
 __all__ = ["condition", "explained", "nearest"]
 
 READERS: tuple[Callable[[Scene], Finding | None], ...] = (
-    bare_super, tensor_as_condition, number_for_tensor, uncalled, float_size, view_sizes, product, missing_attribute,
+    trailing_comma, dropped_result, bare_super, tensor_as_condition, number_for_tensor, uncalled, not_callable,
+    float_size, cut_parts, own_arguments, list_for_tensor, einsum_letters, linear_layer, view_sizes, elementwise,
+    product, missing_attribute,
 )  # fmt: skip
 
 
 def explained(
-    error: BaseException, filename: str | None, sizes: CallSizes, blamed: int | None = None
+    error: BaseException,
+    filename: str | None,
+    sizes: CallSizes,
+    blamed: int | None = None,
+    trace: Trace | None = None,
+    taken: Collection[str] = (),
 ) -> Finding | None:
     """The cause of an error by name, with its line; None where it is none of those that are known."""
-    steps = [(f, n) for f, n in traceback.walk_tb(error.__traceback__) if f.f_code.co_filename == filename]
-    if filename is None or not steps:
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if filename is None or all(frame.f_code.co_filename != filename for frame, _ in frames):
         return None
     try:
-        scene = Scene(error, *steps[-1], blamed, sizes, ast.parse("".join(linecache.getlines(filename))))
+        tree = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):
         return None
+    scene = Scene(error, frames, filename, blamed, sizes, tree, trace, taken)
     with torch.no_grad():
         return next((found for reader in READERS if (found := reader(scene)) is not None), None)

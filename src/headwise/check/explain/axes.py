@@ -1,6 +1,7 @@
 """Tensors whose axes do not fit: in a product, in a view."""
 
 import ast
+import math
 import re
 from collections.abc import Iterable, Iterator
 
@@ -10,7 +11,81 @@ from torch import Tensor, nn
 from headwise.check.explain.scene import Scene
 from headwise.check.mistakes import Finding
 
+NUMBER_OF = {"heads": "number of heads", "tokens": "number of tokens", "batch": "batch size"}
 PRODUCT_CALLS = {"matmul", "bmm", "mm"}
+
+
+def linear_layer(scene: Scene) -> Finding | None:
+    """A linear layer that was made for another width than it gets, and which of the two is wrong."""
+    running = (f.f_locals for f, _ in scene.frames if isinstance(f.f_locals.get("self"), nn.Linear))
+    held = next((names for names in running if isinstance(names.get("input"), Tensor)), None)
+    if held is None or "shapes cannot be multiplied" not in scene.words:
+        return None
+    layer, x, s = held["self"], held["input"], scene.sizes
+    name = next((n for n, m in scene.owner.named_modules() if m is layer), "") if scene.owner is not None else ""
+    if not name.isidentifier():
+        return None
+    words = f"self.{name} takes {s.named([layer.in_features])[1:-1]} and gets {s.named(x.shape)}"
+    attended = scene.trace is not None and scene.trace.is_behind_softmax(x)
+    if attended and x.dim() == 4 and x.shape[-1] in (s.D, s.Dv) and layer.in_features == s.H * x.shape[-1]:
+        return Finding("out-proj-per-head", f"{words}; the heads are not concatenated yet", scene.line)
+    if x.dim() == 3 and x.shape[1] in (s.H * s.T, s.H * s.S) and x.shape[-1] != layer.in_features:
+        return Finding("joined-along-tokens", f"{words} for {s.T} tokens and {s.H} heads", scene.blamed or scene.line)
+    made = scene.assigned(name)
+    call = made.value if made is not None and isinstance(made.value, ast.Call) else None
+    given = [] if call is None else [*call.args[:1], *(k.value for k in call.keywords if k.arg == "in_features")]
+    number = scene.written(given[0]) if given else None
+    if number is not None and {"width", "heads"} & set(scene.taken):
+        return _fixed_size(number, x.shape[-1], scene, ast.unparse(given[0]))
+    if attended and x.shape[-1] == s.H * s.E and layer.in_features == s.E:
+        return Finding("too-wide", f"{words}: {s.H} heads of {s.E}", _whole_width(scene) or scene.blamed)
+    return Finding("layer-width", words, scene.blamed or scene.line) if attended else None
+
+
+def _whole_width(scene: Scene) -> int | None:
+    """The line that gives a list of heads the whole width: a plain `a = b` before it, or the list itself."""
+    lists = [n for n in ast.walk(scene.tree) if isinstance(n, ast.Assign) and "ModuleList" in ast.unparse(n.value)]
+    made = next((n for n in lists if isinstance(n.targets[0], ast.Attribute)), None)
+    if made is None:
+        return None
+    names = {n.id for n in ast.walk(made.value) if isinstance(n, ast.Name)}
+    assigned = [n for n in ast.walk(scene.tree) if isinstance(n, ast.Assign) and n.lineno < made.lineno]
+    plain = [n for n in assigned if isinstance(n.value, ast.Name) and ast.unparse(n.targets[0]) in names]
+    return plain[-1].lineno if plain else made.lineno
+
+
+def _fixed_size(number: tuple[int, int], needed: int, scene: Scene, name: str) -> Finding:
+    """A size that is written into the code as a number."""
+    held, line = number
+    axis = scene.sizes.named([needed])[1:-1].removesuffix(str(needed)).strip()
+    what = str(held) if name == str(held) else f"{name} = {held}"
+    meant = f"{needed}, the {NUMBER_OF.get(axis, axis)}" if axis else str(needed)
+    return Finding("size-fixed", f"{what} is written into the code, where this call needs {meant}", line)
+
+
+def _written_size(scene: Scene, sizes: Iterable[ast.expr], x: Tensor) -> Finding | None:
+    """The number of the file among the sizes of a view that keeps it from holding so many values.
+
+    A -1 is taken for the size that the axis had before.
+    """
+    given = [(size, scene.value(size), scene.written(size)) for size in sizes]
+    old = [*x.shape, *[-1] * len(given)]
+    given = [(size, old[i] if value == -1 else value, n) for i, (size, value, n) in enumerate(given)]
+    count = x.numel()
+    numbers = [(size, number) for size, value, number in given if number is not None and value not in (1, 2, 3)]
+    known = math.prod(v for _, v, n in given if isinstance(v, int) and v > 0 and (n is None or v in (1, 2, 3)))
+    if not numbers or not known or count % known or any(not isinstance(value, int) for _, value, _ in given):
+        return None
+    rest = count // known
+    if len(numbers) > 1 and rest == scene.sizes.E:  # heads × head width
+        wanted: tuple[int, ...] = (scene.sizes.H, scene.sizes.D)
+    else:
+        wanted = (rest,)
+    pairs = [(s, n, w) for (s, n), w in zip(numbers, wanted, strict=False) if n[0] != w]
+    wrong = next(iter(pairs), None)
+    if wrong is None or rest == 1 or not {"width", "heads"} & set(scene.taken):
+        return None
+    return _fixed_size(wrong[1], wrong[2], scene, ast.unparse(wrong[0]))
 
 
 def view_sizes(scene: Scene) -> Finding | None:
@@ -24,6 +99,9 @@ def view_sizes(scene: Scene) -> Finding | None:
         ):
             x = scene.value(node.func.value)
             if isinstance(x, Tensor) and match is not None:
+                given = node.args[0].elts if node.args and isinstance(node.args[0], ast.Tuple) else node.args
+                if (fixed := _written_size(scene, given, x)) is not None:
+                    return fixed
                 asked, named = [int(size) for size in match[1].split(",")], scene.sizes.named
                 said = f"{ast.unparse(node.func.value)} is {named(x.shape)}, and the view asks for {named(asked)}"
                 return Finding("view-sizes", said, _narrow_layer(scene, x, asked) or scene.blamed or scene.line)
@@ -38,6 +116,30 @@ def _narrow_layer(scene: Scene, x: Tensor, asked: list[int]) -> int | None:
     return None if made is None else made.lineno
 
 
+def elementwise(scene: Scene) -> Finding | None:
+    """`*` between two tensors that do not broadcast, where `@` would fit."""
+    if not isinstance(scene.error, RuntimeError) or "must match the size of tensor" not in scene.words:
+        return None
+    for node in scene.parts():
+        sides = _multiplied(node)
+        x, y = (scene.value(side) for side in sides) if sides else (None, None)
+        if sides and isinstance(x, Tensor) and isinstance(y, Tensor) and min(x.dim(), y.dim()) >= 3 and _fit(x, y):
+            left, right = map(ast.unparse, sides)
+            named = scene.sizes.named
+            words = f"{left} is {named(x.shape)}, {right} is {named(y.shape)}; {left} @ {right} fits"
+            return Finding("elementwise-product", words, scene.line)
+    return None
+
+
+def _multiplied(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    """The two sides of a product number by number."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return node.left, node.right
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("mul", "multiply"):
+        return (node.args[0], node.args[1]) if len(node.args) == 2 else (node.func.value, node.args[0])
+    return None
+
+
 def product(scene: Scene) -> Finding | None:
     """Two factors whose axes do not meet, by name, and which should have met."""
     if not isinstance(scene.error, RuntimeError):
@@ -45,10 +147,30 @@ def product(scene: Scene) -> Finding | None:
     for a, b in _factors(scene.parts()):
         x, y = scene.value(a), scene.value(b)
         if isinstance(x, Tensor) and isinstance(y, Tensor) and min(x.dim(), y.dim()) >= 2 and not _fit(x, y):
+            if (earlier := _scores_by_number(scene, x)) is not None:
+                return earlier
             named, left, right = scene.sizes.named, ast.unparse(a), ast.unparse(b)
-            said = f"{left} is {named(x.shape)}, {right} is {named(y.shape)}; "
-            return Finding("product-axes", said + _advice(scene, a, b, x, y), scene.blamed or scene.line)
+            said = f"{left} is {named(x.shape)}, {right} is {named(y.shape)}; {_advice(scene, a, b, x, y)}"
+            return Finding("product-axes", said, _unsplit(scene, (a, x), (b, y)) or scene.blamed or scene.line)
     return None
+
+
+def _unsplit(scene: Scene, *factors: tuple[ast.expr, Tensor]) -> int | None:
+    """The line that assigns the factor without heads, where the other one has them."""
+    if {tensor.dim() for _, tensor in factors} != {3, 4}:
+        return None
+    name = next(_base(node) for node, tensor in factors if tensor.dim() == 3)
+    made = scene.made(name) if isinstance(name, ast.Name) else None
+    return None if made is None else made.lineno
+
+
+def _scores_by_number(scene: Scene, weights: Tensor) -> Finding | None:
+    """The line that multiplies queries and keys number by number, where no product of them made these weights."""
+    node = None if scene.trace is None else scene.trace.elementwise_scores(weights)
+    if node is None:
+        return None
+    words = f"queries and keys give {scene.sizes.named(node.value.shape)}, not a table of tokens × tokens"
+    return Finding("elementwise-product", words, node.line)
 
 
 def _factors(parts: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -77,7 +199,8 @@ def _advice(scene: Scene, a: ast.expr, b: ast.expr, x: Tensor, y: Tensor) -> str
     heads_last = (s.T, s.H, s.D)
     base = _base(b)
     turned = scene.value(base)
-    if base is not b and isinstance(turned, Tensor) and turned.shape[1:] == (s.H, s.T, s.D):
+    right_way = y.shape[1:] == (s.H, s.D, s.T)
+    if base is not b and not right_way and isinstance(turned, Tensor) and turned.shape[1:] == (s.H, s.T, s.D):
         return f"only the last two axes of {ast.unparse(base)} should change places: transpose(-2, -1)"
     if isinstance(turned, Tensor) and turned.shape[1:] == heads_last:
         right, y = ast.unparse(base), turned

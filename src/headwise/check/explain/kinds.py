@@ -5,13 +5,65 @@ import inspect
 import re
 from collections.abc import Callable
 
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.check.explain.scene import Scene, names_of, nearest
 from headwise.check.mistakes import Finding
 
 NUMBER_FOR_TENSOR = re.compile(r"(\w+)\(\): argument '\w+' \(position 1\) must be Tensor, not (int|float)\b")
 NO_ATTRIBUTE = re.compile(r"(?:object|module '[\w.]+') has no attribute '(\w+)'")
+
+
+def trailing_comma(scene: Scene) -> Finding | None:
+    """A tuple of one, where a comma stands behind an assignment."""
+    for node in scene.parts():
+        if isinstance(node, ast.Name | ast.Attribute) and type(scene.value(node)) is tuple:
+            single = [n for n in scene.origins(node) if isinstance(n.value, ast.Tuple) and len(n.value.elts) == 1]
+            if single:
+                made = single[-1]
+                assert isinstance(made.value, ast.Tuple)  # noqa: S101 - for the type checker
+                words = f"{ast.unparse(made.targets[0])} is a tuple of one: {ast.unparse(made.value.elts[0])}"
+                return Finding("trailing-comma", words, made.value.end_lineno)
+    return None
+
+
+def dropped_result(scene: Scene) -> Finding | None:
+    """A call whose result is not assigned, where the failing statement works with that result."""
+    statement = scene.statement()
+    if not isinstance(statement, ast.Assign | ast.Return) or statement.value is None:
+        return None
+    read = {n.id for n in ast.walk(statement.value) if isinstance(n, ast.Name)}
+    for node in reversed(scene.expressions()):
+        call = node.value
+        owner = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
+        if isinstance(owner, ast.Name) and owner.id in read and not call.func.attr.endswith("_"):  # type: ignore[attr-defined]
+            result = scene.value(call)
+            if isinstance(result, Tensor) and scene.value(statement.value, {owner.id: result}) is not None:
+                words = f"{ast.unparse(call)} leaves {owner.id} as it is"
+                return Finding("result-dropped", words, node.lineno)
+    return None
+
+
+def not_callable(scene: Scene) -> Finding | None:
+    """A number or a tensor that is called like a layer, and where it was set."""
+    listed = isinstance(scene.error, NotImplementedError) and "ModuleList" in scene.words
+    if not listed and not (isinstance(scene.error, TypeError) and "object is not callable" in scene.words):
+        return None
+    for node in scene.parts():
+        value = scene.value(node.func) if isinstance(node, ast.Call) else None
+        if isinstance(node, ast.Call) and listed and isinstance(value, nn.ModuleList):
+            words = f"{ast.unparse(node.func)} is a list of {len(value)} layers, which are called one by one"
+            return Finding("not-callable", words, scene.line)
+        if isinstance(node, ast.Call) and isinstance(value, int | float | str | Tensor):
+            tensor = isinstance(value, Tensor)
+            kind = f"a tensor {scene.sizes.named(value.shape)}" if isinstance(value, Tensor) else f"the {_kind(value)}"
+            made = None if tensor else scene.made(node.func)
+            return Finding("not-callable", f"{ast.unparse(node.func)} is {kind}", made.lineno if made else scene.line)
+    return None
+
+
+def _kind(value: object) -> str:
+    return f"text {value!r}" if isinstance(value, str) else f"number {value}"
 
 
 def missing_attribute(scene: Scene) -> Finding | None:
@@ -22,7 +74,11 @@ def missing_attribute(scene: Scene) -> Finding | None:
     for node in scene.parts():
         if isinstance(node, ast.Attribute) and node.attr == match[1] and isinstance(node.ctx, ast.Load):
             thing = scene.value(node.value)
-            if thing is None or (isinstance(thing, Callable) and not isinstance(thing, nn.Module)):  # type: ignore[arg-type]
+            if (
+                thing is None
+                or hasattr(thing, node.attr)
+                or (isinstance(thing, Callable) and not isinstance(thing, nn.Module))
+            ):  # type: ignore[arg-type]
                 return None
             near = nearest(match[1], names_of(thing))
             said = f"{ast.unparse(node)}; did you mean {near}?" if near else ast.unparse(node)

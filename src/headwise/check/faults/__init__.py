@@ -24,6 +24,7 @@ from headwise.check.faults import (
     speed,
     stages,
     training,
+    weights,
 )
 from headwise.check.faults.questions import Fault
 from headwise.check.mistakes import Finding, Found, Note
@@ -47,6 +48,7 @@ FAULTS: tuple[Fault, ...] = (
     behavior.stated_layout,
     training.layers_in_forward,
     *stages.STAGES,
+    weights.changed_weights,
     portability.unsliced_buffer,
     masks.mask_meanings,
     masks.mask_arguments,
@@ -69,6 +71,7 @@ FAULTS: tuple[Fault, ...] = (
     masks.call_switch,
     masks.causal_off,
     sizes.grouped_heads,
+    behavior.returned_tuple,
     behavior.returned_weights,
     assignment,
 )
@@ -108,6 +111,7 @@ ONLY_IF_RIGHT: tuple[Fault, ...] = (
 CERTIFICATE: dict[str, tuple[Fault, ...]] = {
     "matches the reference on fresh inputs": (
         *stages.STAGES,
+        weights.changed_weights,
         stages.fresh_inputs,
         stages.unused_results,
         stages.unused_tables,
@@ -138,7 +142,7 @@ CERTIFICATE: dict[str, tuple[Fault, ...]] = {
     "training mode: finite, and equal to evaluation on average": (training.training_mode, training.layers_in_forward),
     "evaluation mode: repeated calls agree": (training.dropout,),
     "gradients reach every weight": (training.gradients,),
-    "returned weights are the ones that were used": (behavior.returned_weights,),
+    "returned weights are the ones that were used": (behavior.returned_tuple, behavior.returned_weights),
     "a second call gives the same result, and inputs are not modified": (
         behavior.unmodified_inputs,
         decoding.changed_defaults,

@@ -196,6 +196,13 @@ def _expected_influence(bound: Bound, reading: AttentionReading) -> Tensor | Non
     return table | own if several else table
 
 
+def returned_tuple(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A result must not be a tuple of one, as a comma behind `return` makes it."""
+    line = bound.case.returned_tuple_line() if isinstance(bound.returned, tuple) and len(bound.returned) == 1 else None
+    if line is not None:
+        yield Finding("trailing-comma", "the result is returned as a tuple of one", line)
+
+
 def returned_weights(bound: Bound, reading: AttentionReading | None) -> Found:
     """Weights that are returned must be those that were used, attached to the gradient."""
     yield from judged_weights(bound, reading, usable_masks(bound, reading))

@@ -207,7 +207,9 @@ def _supplied(case: Case) -> Iterator[Finding]:
     used |= names_at_import(case.loaded.source) if used else set()
     missing = {n: line for n, line in case.loaded.missing_imports.items() if n in used or not used}
     if missing:
-        yield Finding("missing-import", ", ".join(sorted(missing)), min(missing.values()))
+        other = next((found for n in sorted(missing) if (found := _other_alias(case, n)) is not None), None)
+        words, line = other or ("", min(missing.values()))
+        yield Finding("missing-import", ", ".join(sorted(missing)) + words, line)
     yield from _of_itself(case)
     for path, names in imports_missing_in_siblings(case).items():
         imports = enumerate(case.source.splitlines(), 1)
@@ -217,6 +219,17 @@ def _supplied(case: Case) -> Iterator[Finding]:
     if demo:
         words = f"{', '.join(demo)}: defined only under `if __name__ == '__main__'`"
         yield Finding("undefined-name", words, min(demo.values()), severity="fragile")
+
+
+def _other_alias(case: Case, name: str) -> tuple[str, int] | None:
+    """That the file imports the same module under another name, which nothing reads, with that line."""
+    tree, wanted = ast.parse(case.source), case.namespace.get(name)
+    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    for node in (n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)):
+        for alias in node.names:
+            if alias.asname not in (None, *read) and case.namespace.get(alias.asname or "") is wanted is not None:
+                return f"; {alias.name} is imported as {alias.asname}", node.lineno
+    return None
 
 
 def names_at_import(source: str) -> set[str]:
@@ -399,7 +412,7 @@ def _own_failure(failures: list[Failure]) -> Failure | None:
     if not inside:
         return None
     calls = [f for f in inside if f.called is not None]
-    if (sure := _after_attention(calls) or _own_call(calls)) is not None:
+    if (sure := _after_attention(calls) or _own_call(calls) or _fixed_size(calls)) is not None:
         return sure
     bare = [f for f in calls if f.bare]
     if bare and all(f.confused for f in bare):
@@ -480,6 +493,11 @@ def _own_call(calls: list[Failure]) -> Failure | None:
         if match and match[1] not in OUR_CALLS:
             return f if f.projected else None
     return None
+
+
+def _fixed_size(calls: list[Failure]) -> Failure | None:
+    """A number of the file in place of a size that the constructor takes."""
+    return next((f for f in calls if f.bare and f.explained is not None and f.explained.name == "size-fixed"), None)
 
 
 def _after_attention(calls: list[Failure]) -> Failure | None:

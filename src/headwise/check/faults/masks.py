@@ -32,7 +32,7 @@ from headwise.check.faults.portability import half_precision
 from headwise.check.faults.questions import triangle_line
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
-from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.mistakes import Finding, Found, Note, error_words
 from headwise.check.objects import FunctionWithWeights, signature
 from headwise.check.proof import expected_output
 from headwise.check.reading import AttentionReading, pattern, read
@@ -525,9 +525,12 @@ def required_mask(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     failed = next((f for f in bound.failures if f.line is not None and f.called is not None), None)
     if names and failed is not None:
-        words = f"{names[0]}=None, its default, raises {type(failed.error).__name__}: {failed.error}"
         inside = _set_inside(bound, failed.error)
         line = inside or bound.case.enclosing_condition(failed.line) or failed.line
+        if re.search(rf"\b{names[0]}\b", bound.case.text(line)):
+            words = f"{names[0]} is None unless it is given, and this line uses it as a tensor"
+        else:
+            words = f"{names[0]}=None, its default, raises {error_words(failed.error)}"
         words = f"without {names[0]}, this line is skipped, and its result is missing below" if inside else words
         yield Finding("option-crashes", words, line)
 
@@ -537,6 +540,7 @@ def _set_inside(bound: Bound, error: BaseException) -> int | None:
     match = re.search(r"local variable '(\w+)'", str(error)) if isinstance(error, UnboundLocalError) else None
     name, tree = match[1] if match else None, ast.parse(bound.case.source)
     found = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and any(ast.unparse(t) == name for t in n.targets)]
+    found = [n for n in found if name not in {getattr(part, "id", "") for part in ast.walk(n.value)}]  # it reads itself
     return found[0].lineno if len(found) == 1 else None
 
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound
@@ -14,6 +15,7 @@ from headwise.check.faults.questions import (
     asked_heads,
     has_number,
     near,
+    number_in_place_of_argument,
     of_stages,
 )
 from headwise.check.fits import same
@@ -94,6 +96,10 @@ def head_count(bound: Bound, reading: AttentionReading) -> Found:
     asked, seen = asked_heads(bound), reading.core.heads.shape[1]
     if reading.between_tokens and asked and 1 < seen != asked:
         words = f"{asked} heads were asked for, {seen} are computed"
+        written = number_in_place_of_argument(bound.case, "heads")
+        if written is not None and written.number == seen:
+            yield Finding("size-fixed", f"{written.words}; {words}", written.line)
+            return
         looped = reading.core.order == "one product per head"
         line = bound.case.line_with(r"\brange\(") if looped else bound.case.shape_line(reading.core.split_line())
         yield Finding("heads-lost", words, line or reading.core.score_line)
@@ -184,7 +190,18 @@ def output_projection(bound: Bound, reading: AttentionReading) -> Found:
         yield Note("variant", f"the output projection is in {where}")
     else:
         how = "one by one, (B, H, T, D)" if separate and bound.form.layout == PLAIN else "side by side"
-        yield Finding("no-out-proj", f"the heads are returned {how}", line)
+        unused = _idle_projection(bound)
+        yield Finding("no-out-proj", f"{unused}the heads are returned {how}", line)
+
+
+def _idle_projection(bound: Bound) -> str:
+    """That a linear layer as wide as the output is made and never called, in words; empty where there is none."""
+    layers = bound.thing.named_modules() if isinstance(bound.thing, nn.Module) else ()
+    linear = [(name, m) for name, m in layers if isinstance(m, nn.Linear) and m.out_features == bound.sizes.out]
+    idle = next((name for name, m in linear if not bound.trace.reads(m.weight)), None)
+    line = None if idle is None else bound.case.line_of_attribute(idle)
+    made = f"made in line {line}" if line is not None else "made"
+    return "" if idle is None else f"self.{idle} is {made} and never called; "
 
 
 def _projecting_class(bound: Bound) -> str | None:

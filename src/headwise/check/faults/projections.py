@@ -290,6 +290,9 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
                 whole = part.source in parts and _share_weights(part, parts[part.source])  # another one in its place
                 where = _line_of_swap(bound, reading, name, part.source) if whole else line(name)
                 where = reading.core.turned_line() if turned else where
+                exchanged = part.source in parts and parts[part.source].source == name
+                passed = reading.core.reader(name).outer if exchanged and named_role(part.role) == part.source else None
+                where = passed or where  # where both are passed on, in the other order
                 yield Finding("wrong-role", f"the {name} is made from the argument for the {part.source}", where)
     elif "memory" in given and not (given & {"key", "value"}) and parts["query"].source == "query":
         for name in ("key", "value"):

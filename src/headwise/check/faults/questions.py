@@ -1,16 +1,19 @@
 """What the faults of all stages share: the form of a question, and small measurements of a reading."""
 
+import ast
 import functools
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from headwise.check.arguments import constructor_role, plain
+from headwise.check.arguments import constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs
 from headwise.check.code.case import Case
+from headwise.check.code.constants import SIZE_ROLES
 from headwise.check.fits import Role, unused_rows
 from headwise.check.mistakes import Found
 from headwise.check.objects import tensors
@@ -134,3 +137,29 @@ def triangle_line(case: Case, reading: AttentionReading) -> int | None:
     """The line that makes a triangle, in the call or in the constructor."""
     made = (n.line for n in reading.core.trace.nodes if n.op in ("tril", "triu") and n.line is not None)
     return next(made, None) or case.line_with(r"\b(tril|triu)\w*\(")
+
+
+class Written(NamedTuple):
+    """A number of the file that stands in place of an argument of the constructor."""
+
+    name: str
+    number: int
+    line: int
+
+    @property
+    def words(self) -> str:
+        """The argument and the number."""
+        return f"the constructor takes {self.name} and uses {self.number} in its place"
+
+
+def number_in_place_of_argument(case: Case, role: str | None = None) -> Written | None:
+    """A size that the constructor takes as an argument, and sets to a number of its own."""
+    taken = {constructor_role(p.name): p.name for p in parameters_of(case.target)}
+    for node in ast.walk(ast.parse(case.source)):
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Constant):
+            continue
+        target, number = node.targets[0], node.value.value
+        meant = constructor_role(target.attr) if isinstance(target, ast.Attribute) else None
+        if type(number) is int and meant in taken and meant in SIZE_ROLES and role in (None, meant):
+            return Written(taken[meant], number, node.lineno)
+    return None

@@ -1,6 +1,5 @@
 """Other sizes: widths, heads, lengths and batches, fewer key/value heads than query heads."""
 
-import ast
 import contextlib
 import re
 import traceback
@@ -13,9 +12,9 @@ from torch import nn
 from headwise.check.arguments import OTHER_SIZES, CallSizes, constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, make_inputs, tokens_of
-from headwise.check.code.constants import SIZE_ROLES
 from headwise.check.code.intent import stated_window, states_one_length
 from headwise.check.faults.chunks import judged_parts
+from headwise.check.faults.questions import number_in_place_of_argument
 from headwise.check.faults.scores import is_of_distance
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
@@ -249,26 +248,13 @@ def _failed(bound: Bound, sizes: CallSizes, error: Exception) -> Found:
     line = error_line(error, bound.case.filename)
     own = (bound.sizes.E, bound.sizes.H) != (CallSizes().E, CallSizes().H)  # the class itself fixes some size
     refused = is_deliberate(error) or isinstance(error, AssertionError)
-    fixed = _constant_in_place_of_argument(bound) if own and not refused else None
+    fixed = number_in_place_of_argument(bound.case) if own and not refused else None
     if fixed is not None:
-        yield Finding("size-fixed", f"{fixed[0]}; {words}"[:200], fixed[1])
+        yield Finding("size-fixed", f"{fixed.words}; {_words(sizes)} it raises an error", fixed.line)
     elif line is None or own or refused or not bound.built.certain:
         yield Note("untried", words)
     else:
         yield Finding("size-fixed", words, line)
-
-
-def _constant_in_place_of_argument(bound: Bound) -> tuple[str, int] | None:
-    """A size that the constructor takes as an argument, and sets to a number of its own: in words, with the line."""
-    taken = {constructor_role(p.name): p.name for p in parameters_of(bound.case.target)}
-    for node in ast.walk(ast.parse(bound.case.source)):
-        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Constant):
-            continue
-        target, number = node.targets[0], node.value.value
-        name = taken.get(constructor_role(target.attr)) if isinstance(target, ast.Attribute) else None
-        if name is not None and type(number) is int and constructor_role(name) in SIZE_ROLES:
-            return f"the constructor takes {name} and uses {number} in its place", node.lineno
-    return None
 
 
 def _judged_size(other: Bound, sizes: CallSizes, first: AttentionReading) -> Found:

@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import re
+import sys
 from collections.abc import Iterator
 
 from torch import nn
@@ -12,6 +14,23 @@ from headwise.check.faults.crashes import definition_of
 from headwise.check.mistakes import Finding
 
 CALLED = {"forward": "forward", "__init__": "init"}  # what torch and Python call, and the word in its name
+
+
+NOT_THERE = re.compile(r"AttributeError: module '(torch[\w.]*)' has no attribute '(\w+)'")
+
+
+def misspelled_base(words: str, line: int | None) -> Finding | None:
+    """The name in the first line of a class that a module of torch does not have, from what Python said about it."""
+    match = NOT_THERE.match(words)
+    if match is not None:
+        near = nearest(match[2], dir(sys.modules[match[1]]))
+        meant = f"; did you mean {near}?" if near else ""
+        return Finding("unknown-name", f"{match[1]}.{match[2]}{meant}", line)
+    if words.startswith("TypeError: Module.__init__() takes"):
+        return Finding("missing-base", "the base is made with parentheses: write nn.Module, not nn.Module()", line)
+    if words.startswith("TypeError: module() takes"):
+        return Finding("unknown-name", "the base is a module of Python, not a class; did you mean nn.Module?", line)
+    return None
 
 
 def text_mistakes(case: Case) -> list[Finding]:

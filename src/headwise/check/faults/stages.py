@@ -63,6 +63,12 @@ def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
     alone = torch.eye(len(moved), dtype=torch.bool)
     part = moved.diagonal().all() and torch.equal(moved, moved.T) and not moved.all()
     if not (moved & ~alone).any():
+        tables = bound.trace.softmax_nodes()
+        product = bound.trace.elementwise_before(tables[0].index) if tables else None
+        if product is not None:
+            words = f"queries and keys give {bound.sizes.named(product.value.shape)}, not a table of tokens × tokens"
+            yield Finding("elementwise-product", words, product.line)
+            return
         softmax = next((n.line for n in bound.trace.softmax_nodes() if n.line is not None), None)
         line = bound.case.idle_line() or bound.trace.line_of_values() or softmax or bound.case.last_alias()
         yield Finding("tokens-alone", "a token's output stays the same whatever the other tokens are", line)
@@ -91,8 +97,10 @@ def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:
     H, line = asked_heads(bound) or bound.sizes.H, reading.core.score_line
     words = f"the weights are a table of {rows}×{columns} for {T} tokens"
     summed = reading.core.query.shape[-1]  # over how many numbers the first product sums
-    if columns == rows and rows in (bound.sizes.D, bound.sizes.E) and rows != H and summed % T == 0:
-        yield Finding("attends-over-features", words, line)
+    numbers = columns == rows and rows in (bound.sizes.D, bound.sizes.E) and rows != H
+    if numbers and (summed % T == 0 or reading.core.was_split_into(H, rows)):
+        turned = None if summed % T == 0 else reading.core.swap_line()
+        yield Finding("attends-over-features", words, turned or line)
     elif columns == rows == H or columns in (bound.sizes.H, bound.sizes.D):
         by_name = re.search("einsum|rearrange", bound.case.text(line)) is not None
         moved = reading.core.reordering_view(*bound.inputs.query.shape[:2])

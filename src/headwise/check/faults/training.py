@@ -75,6 +75,10 @@ def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
         line = bound.case.condition_around(line, "training") or bound.case.keyword_line(line, "drop|training")
         yield Finding("dropout-in-eval", "with dropout 0.5, two calls after eval() differ", line)
         return
+    if (idle := _idle_layer(bound, dropping)) is not None:
+        yield idle
+        return
+    yield from _place_of_dropout(bound, reading, dropping)
     names = bound.built.names_with_role("dropout")
     unused = next((name for name in names if _has_no_effect(bound, name)), None)
     if unused is not None:
@@ -86,6 +90,29 @@ def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
         places = _dropout_lines(bound, name)
         if len(places) > 1:
             yield Finding("dropout-twice", f"{name} acts on lines {places[0]} and {places[1]}", places[1])
+
+
+def _idle_layer(bound: Bound, dropping: Any) -> Finding | None:
+    """A dropout layer with a rate of its own that the file makes and never reads."""
+    layers = dropping.named_children() if isinstance(dropping, nn.Module) else ()
+    for name, layer in layers:
+        line = bound.case.line_of_attribute(name)
+        own = isinstance(layer, nn.Dropout) and line is not None and not bound.built.names_with_role("dropout")
+        if own and bound.case.never_reads_attribute(name):
+            return Finding("dropout-unused", f"self.{name} is made and never called", line)
+    return None
+
+
+def _place_of_dropout(bound: Bound, reading: AttentionReading | None, dropping: Any) -> Iterator[Note]:
+    """That dropout acts on the output only, where a reader may expect it on the weights."""
+    with contextlib.suppress(Exception):
+        thing = copy.deepcopy(dropping)
+        _train(thing)
+        drawn = [n.value.shape for n in bound.called(thing=thing).trace.nodes if n.op in RANDOM]
+        table = () if reading is None else reading.core.weights.shape[-2:]
+        late = bool(drawn) and bound.output is not None and drawn[-1] == bound.output.shape
+        if late and reading is not None and not any(shape[-2:] == table for shape in drawn):
+            yield Note("good", "dropout acts on the output, not on the weights")
 
 
 def _other_rates(bound: Bound, reading: AttentionReading | None, names: list[str]) -> Iterator[Finding]:

@@ -183,6 +183,11 @@ class Core:
         behind = [n for n in self.behind(name) if n.line is not None]
         return (self._own_line(name, behind[-1]) or behind[-1].outermost) if behind else None
 
+    def was_split_into(self, heads: int, width: int) -> bool:
+        """Whether the view that split the queries put the numbers of a head last."""
+        views = [n for n in self.behind("query", PRODUCTS) if n.op in VIEWS and n.value.dim() >= 4]
+        return bool(views) and tuple(views[-1].value.shape[-2:]) == (heads, width)
+
     def last_step(self, name: str) -> int | None:
         """The last line that changes queries, keys or values before they are multiplied with the others."""
         behind = [n for n in self.behind(name, PRODUCTS) if n.line not in (None, self.score_line)]

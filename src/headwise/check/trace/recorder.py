@@ -182,6 +182,31 @@ class Trace(TorchDispatchMode):
         later = (n for n in self.nodes[start + 1 :] if n.index in near and n.line is not None)
         return next((n.line for n in later if len(n.parents) > 1 or n.op in PRODUCTS or n.op == "sum"), None)
 
+    def reads(self, parameter: Tensor) -> bool:
+        """Whether an operation has taken this tensor or a view of it."""
+        place = parameter.untyped_storage().data_ptr()
+        return any(t.device.type != "meta" and t.untyped_storage().data_ptr() == place for t in self._kept)
+
+    def is_behind_softmax(self, tensor: Tensor) -> bool:
+        """Whether a tensor was computed from weights."""
+        source, first = self.source(tensor), min((n.index for n in self.softmax_nodes()), default=None)
+        return source is not None and first is not None and source in self.reaches(first)
+
+    def elementwise_scores(self, weights: Tensor) -> Node | None:
+        """Behind these weights, the product, number by number, of two results of a projection; None for other ones."""
+        source = self.source(weights)
+        return None if source is None else self.elementwise_before(source)
+
+    def elementwise_before(self, start: int) -> Node | None:
+        """The same behind a node."""
+        for node in self.ancestors([start], PRODUCTS):
+            shapes = [self.nodes[p].value.shape for p in node.parents]
+            if node.op in ("mul", "mul_") and shapes == [node.value.shape] * 2 and node.line is not None:
+                projected = [any(n.op in PRODUCTS for n in self.ancestors([p])) for p in node.parents]
+                if all(projected) and len(set(node.parents)) == 2:
+                    return node
+        return None
+
     def first_infinite(self) -> Node | None:
         """The first result that holds infinite numbers or NaN."""
         found = (n for n in self.nodes if n.value.is_floating_point() and n.line is not None)

@@ -348,8 +348,9 @@ class _Judge:
     @functools.cached_property
     def _uncalled(self) -> bool:
         """Whether the class has a matrix that a call as documented does not use."""
-        called: set[torch.nn.Module] = set()
-        layers: set[torch.nn.Module] = set()
+        call, called, layers = self.exercise.call, set[torch.nn.Module](), set[torch.nn.Module]()
+        if call is None:
+            return False
 
         def watched() -> None:
             layer = self.space[str(self.exercise.judged)](*call.sizes)
@@ -358,8 +359,7 @@ class _Judge:
                 module.register_forward_hook(lambda module, *_: called.add(module))
             layer(*(torch.randn(shape) for shape in call.inputs))
 
-        if (call := self.exercise.call) is not None:
-            self._tried(watched)
+        self._tried(watched)
         return bool(layers - called)
 
     def _by_checker(self, part: Part) -> str:

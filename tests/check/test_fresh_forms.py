@@ -464,3 +464,44 @@ class AtencionPropia(nn.Module):
 def test_an_unfinished_class_is_found_whatever_the_language_of_its_names(tmp_path, step):
     report = judged(tmp_path, HEAD + SPANISH.replace("STEP", step))
     assert (report.verdict, report.done) == ("unfinished", ["1 project", "2 split", "3 transpose"]), report
+
+
+FLAGGED = """
+from dataclasses import dataclass, field
+import logging
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class ModelArgs:
+    width: int = 64
+    n_head: int = 4
+    slow: bool = field(default_factory=lambda: False)
+
+
+class Attention(nn.Module):
+    def __init__(self, args: ModelArgs):
+        super().__init__()
+        self.heads, self.flash = args.n_head, not args.slow
+        self.qkv, self.o = nn.Linear(args.width, 3 * args.width), nn.Linear(args.width, args.width)
+        if not self.flash:
+            log.info("falling back to slow attention")
+            self.register_buffer("hidden", torch.ones(64, 64, dtype=torch.bool).triu(1))
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        if self.flash:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(self.hidden[:T, :T], -torch.inf)
+            y = scores.softmax(-1) @ v
+        return self.o(y.transpose(1, 2).reshape(B, T, C))
+"""
+
+
+@pytest.mark.parametrize(("scale", "wrong"), [("-0.5", []), ("-1", ["scale-no-sqrt"])])
+def test_a_flag_of_the_configuration_is_tried_where_it_leads_to_lines_that_never_ran(tmp_path, scale, wrong):
+    report = judged(tmp_path, HEAD + FLAGGED.replace("-0.5", scale))
+    assert (found(report), report.verdict) == (wrong, "wrong" if wrong else "variant"), report

@@ -161,7 +161,7 @@ def states_unscaled(case: Case) -> int | None:
     """The line that says that scores are not scaled on purpose; None where none does."""
     factor = r"(?:1\s*/\s*(?:math\.)?(?:sqrt|\u221a)\s*\(?\w+\)?|d\w*\s*\*\*\s*-0?\.5|scal(?:e|ing)(?:\s+factor)?)"
     said = rf"\bun-?scaled\b|\bnot (?:scaled|divided)\b|\bno {factor}|\bwithout (?:a |the |any )?{factor}"
-    doubt = r"\b(todo|fixme|bug|wrong|mistake|forgot|instead of)\b|\?"
+    doubt = r"\b(todo|fixme|yet|bug|wrong|mistake|forgot|instead of)\b|\?"
     told = [(n, text) for n, text in _statements(case) if re.search(said, text, re.IGNORECASE)]
     return next((n for n, text in told if not re.search(doubt, text, re.IGNORECASE)), None)
 

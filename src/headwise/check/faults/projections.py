@@ -191,7 +191,8 @@ def _maps_of_wider_heads(bound: Bound, D: int) -> Tensor | None:
         seen = None if other is None else read(other)
         query = None if seen is None else seen.query
         if seen is not None and query is not None and query.by_position is not None:
-            return query.by_position.unflatten(1, (seen.core.query.shape[1], -1))
+            maps: Tensor = query.by_position.unflatten(1, (seen.core.query.shape[1], -1))
+            return maps
     return None
 
 

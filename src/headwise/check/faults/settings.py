@@ -16,7 +16,7 @@ from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN
 from headwise.check.code.choices import annotated, compared, kept_as
-from headwise.check.configuration import ABSENT, uses_of
+from headwise.check.configuration import ABSENT, KeyUses, uses_of
 from headwise.check.faults.masks import CAUSAL_FLAGS
 from headwise.check.faults.options import doubts, returned_with
 from headwise.check.faults.questions import near, role_in
@@ -213,17 +213,19 @@ def _keys(bound: Bound) -> Iterator[tuple[str, Any]]:
     if config is None or not bound.built.certain:
         return
     uses = uses_of(bound.case.target)
+    unrun = bool(bound.case.coverage.unrun(bound.case.source, entry_code(bound.thing)))  # then a flag may lead there
     for name in sorted(config.asked):
         now = getattr(config, name, None)
-        if isinstance(now, bool) and (_is_bias(name) or ("flag" in uses.kinds.get(name, ()) and not _is_causal(name))):
+        if isinstance(now, bool) and (_is_bias(name) or (unrun and _is_flag(uses, name))):
             yield name, not now
         if name in config.tested:
             yield name, ABSENT
         yield from ((name, value) for value in dict.fromkeys(uses.strings.get(name, [])) if value != now)
 
 
-def _is_causal(name: str) -> bool:
-    return name in CAUSAL_FLAGS or "causal" in name
+def _is_flag(uses: KeyUses, name: str) -> bool:
+    """Whether code asks if a key is true, and a causal mask is not what it switches."""
+    return "flag" in uses.kinds.get(name, ()) and name not in CAUSAL_FLAGS and "causal" not in name
 
 
 def _failed_option(bound: Bound, name: str, words: str, error: Exception) -> Found:

@@ -81,12 +81,14 @@ class KernelQuestion:
     by_key: the term for a walk over the queries of every key.
     answer: the results, once the term has been computed.
     normal: the term is divided by the sum of the row.
+    bounds: a tensor (B, H, T) that must hold before the walk what k of the row's log2 weights reach, and k.
     """
 
     answer: Callable[[], tuple[Tensor, ...]]
     by_query: Callable[[LaunchBlocks], Term] | None = None
     by_key: Callable[[LaunchBlocks], Term] | None = None
     normal: bool = False
+    bounds: tuple[Tensor, int] | None = None
 
 
 def read(source: Source, lse: Tensor, readings: Sequence[Reading]) -> Answers:
@@ -106,10 +108,15 @@ def _compute(source: Source, mask: KeyRule, lse: Tensor, questions: list[KernelQ
     rows = [q for q in questions if q.by_query is not None and q.by_key is None]
     blocks = launch.blocks_for(source)
     S = source.shape[3]
-    everything = any(q.by_query(blocks).rule.reach(S) != NARROW.value for q in rows if q.by_query)
+    everything = any(q.by_query(blocks).reach(S) != NARROW.value for q in rows if q.by_query)
     either = [q for q in questions if q.by_query is not None and q.by_key is not None]
     if everything and either:
         rows, either = rows + either, []
+    for q in rows:
+        if q.bounds is not None:
+            out, k = q.bounds
+            term = Term(terms.bound_start, terms.bound_step, k, terms.bound_end, (out,), blocks.walk)
+            launch.walk(source, mask, lse, [term], blocks)
     if rows:
         made = [q.by_query(blocks) for q in rows if q.by_query is not None]
         normal = any(q.normal for q in rows) and source.scoring.sinks is None
@@ -132,17 +139,25 @@ def question_of(reading: Reading, source: Source) -> KernelQuestion | None:
     return None if make is None else make(reading, source)
 
 
-def _sum(
-    value: Any, end: Any, reading: Reading, source: Source, rule: KeyRule = EVERYTHING, *, normal: bool = True
-) -> KernelQuestion:
-    """A sum with one result for each query."""
-    out = new(source, source.shape[2])
-    return KernelQuestion(lambda: (out,), lambda blocks: Term(*SUM, value, end, (out,), 0, rule), normal=normal)
+def _entropy(reading: Reading, source: Source) -> KernelQuestion:
+    out = (new(source, source.shape[2]),)
+    term = Term(*SUM, terms.surprise_of, terms.entropy_end, out)
+    return KernelQuestion(lambda: out, lambda blocks: term, normal=True)
+
+
+def _distance(reading: Reading, source: Source) -> KernelQuestion:
+    out = (new(source, source.shape[2]),)
+    diagonal = KeyRule(0, 0)
+    term = Term(terms.sum_start, terms.distance_step, 0, terms.mean_end, out, 0, diagonal, cut=True)
+    return KernelQuestion(lambda: out, lambda blocks: term, normal=True)
 
 
 def _mass(reading: MassReading, source: Source) -> KernelQuestion | None:
     rule = launch.rule_of(reading.probe, source)
-    return None if rule is None else _sum(terms.weight_of, terms.mean_end, reading, source, rule, normal=False)
+    if rule is None:
+        return None
+    out = (new(source, source.shape[2]),)
+    return KernelQuestion(lambda: out, lambda blocks: Term(*MASS, terms.mean_end, out, 0, rule))
 
 
 def _peak(reading: Reading, source: Source) -> KernelQuestion:
@@ -156,14 +171,14 @@ def _top(reading: TopKeysReading, source: Source) -> KernelQuestion | None:
     T, k = source.shape[2], reading.k
     if k > MOST_TOP_KEYS:
         return None
-    found, places = new(source, T, k), new(source, T, k, dtype=torch.int64)
+    found, places, bound = new(source, T, k), new(source, T, k, dtype=torch.int64), new(source, T)
 
     def answer() -> tuple[Tensor, ...]:
         weights, order = found.sort(-1, descending=True)
         return weights, places.gather(-1, order)
 
     functions, size = (terms.top_start, terms.top_step, k, terms.top_end), triton.next_power_of_2(k)
-    return KernelQuestion(answer, lambda blocks: Term(*functions, (found, places), size))
+    return KernelQuestion(answer, lambda blocks: Term(*functions, (found, places, bound), size), bounds=(bound, k))
 
 
 def _histogram(reading: Reading, source: Source) -> KernelQuestion:
@@ -194,10 +209,18 @@ def _picture(reading: PooledReading | PooledPeakReading, source: Source) -> Kern
     out = new(source, R, C, dtype=torch.int32 if largest else torch.float32, zero=True)
 
     def term(by_key: bool, blocks: LaunchBlocks) -> Term:
-        edge = max(1, S // C if by_key else T // R)  # cells have at least so many indices along the program's axis
-        strip = 1 << min(launch.WARP_ROWS, edge).bit_length() - 1
-        sizes = (C, R, 1, C) if by_key else (R, C, C, 1)
-        return Term(terms.cells_start, terms.cells_step, largest, terms.nothing_end, (out, *sizes), strip)
+        (own, cells), (walk, walk_cells) = ((S, C), (T, R)) if by_key else ((T, R), (S, C))
+        strip = 1 << min(launch.WARP_ROWS, max(1, own // cells)).bit_length() - 1  # no cell has fewer indices
+        edge = walk // walk_cells
+        functions: tuple[Any, ...] = (terms.peaks_start, terms.peaks_step, 0, terms.nothing_end)
+        if not largest and walk % walk_cells == 0 and edge % blocks.walk == 0:
+            functions = terms.whole_start, terms.whole_step, edge // blocks.walk, terms.whole_end
+        elif not largest:
+            most = max(16, triton.next_power_of_2(triton.cdiv(blocks.walk * walk_cells, walk) + 3))
+            step = terms.exact_step if source.query.dtype == torch.float32 else terms.mixed_step
+            functions = terms.mixed_start, step, most, terms.nothing_end
+        sizes = (cells, walk_cells, 1, C) if by_key else (cells, walk_cells, C, 1)
+        return Term(*functions, (out, *sizes), strip)
 
     def answer() -> tuple[Tensor, ...]:
         return (out.view(torch.float32) if largest else out / _cell_rows(T, R, out.device),)
@@ -220,7 +243,7 @@ def _statistic(reading: Statistic, source: Source) -> KernelQuestion | None:
     out: tuple[Tensor, ...] = (new(source, size), new(source, size, dtype=torch.int64))
     functions = (terms.largest_start, terms.largest_step, reading.kernel, terms.largest_end)
     if reading.combine != "max":
-        out, functions = out[:1], (*SUM, reading.kernel, terms.sum_end)
+        out, functions = out[:1], (terms.sum_start, terms.seen_step, reading.kernel, terms.sum_end)
     term = Term(*functions, out, int(reading.combine == "count"), rule, reading.token_tables(source))
 
     def answer() -> tuple[Tensor, ...]:
@@ -232,9 +255,9 @@ def _statistic(reading: Statistic, source: Source) -> KernelQuestion | None:
 
 
 QUESTIONS: dict[type[Reading], Callable[..., KernelQuestion | None]] = {
-    EntropyReading: functools.partial(_sum, terms.surprise_of, terms.entropy_end),
+    EntropyReading: _entropy,
     PeakReading: _peak,
-    DistanceReading: functools.partial(_sum, terms.distance_of, terms.mean_end),
+    DistanceReading: _distance,
     HistogramReading: _histogram,
     MassReading: _mass,
     TopKeysReading: _top,

@@ -105,29 +105,27 @@ def read(source: Source, lse: Tensor, readings: Sequence[Reading]) -> Answers:
 
 def _compute(source: Source, mask: KeyRule, lse: Tensor, questions: list[KernelQuestion]) -> None:
     """One walk over the keys of every query for all; or, if that would visit few keys, one over queries as well."""
-    rows = [q for q in questions if q.by_query is not None and q.by_key is None]
-    blocks = launch.blocks_for(source)
-    S = source.shape[3]
-    everything = any(q.by_query(blocks).reach(S) != NARROW.value for q in rows if q.by_query)
+    S, any_blocks = source.shape[3], launch.blocks_for(source)
     either = [q for q in questions if q.by_query is not None and q.by_key is not None]
-    if everything and either:
-        rows, either = rows + either, []
-    for q in rows:
+    rows = [q.by_query for q in questions if q.by_query is not None and q.by_key is None]
+    if any(term(any_blocks).reach(S) != NARROW.value for term in rows):
+        rows, either = rows + [q.by_query for q in either if q.by_query is not None], []
+    blocks = launch.blocks_for(source, len(rows))
+    for q in questions:
         if q.bounds is not None:
             out, k = q.bounds
             term = Term(terms.bound_start, terms.bound_step, k, terms.bound_end, (out,), blocks.walk)
             launch.walk(source, mask, lse, [term], blocks)
     if rows:
-        made = [q.by_query(blocks) for q in rows if q.by_query is not None]
-        normal = any(q.normal for q in rows) and source.scoring.sinks is None
+        made = [term(blocks) for term in rows]
+        normal = any(q.normal for q in questions) and source.scoring.sinks is None
         if normal:
             made = [Term(*MASS, terms.nothing_end, (lse,)), *made]
         launch.walk(source, mask, lse, made, blocks, normal=normal)
-    keys = either + [q for q in questions if q.by_query is None]
+    keys = [q.by_key for q in questions if q.by_key is not None and (q.by_query is None or q in either)]
     if keys:
-        blocks = launch.blocks_for(source, by_key=True)
-        made = [q.by_key(blocks) for q in keys if q.by_key is not None]
-        launch.walk(source, mask, lse, made, blocks, by_key=True)
+        blocks = launch.blocks_for(source, len(keys), by_key=True)
+        launch.walk(source, mask, lse, [term(blocks) for term in keys], blocks, by_key=True)
 
 
 # Readings as questions.
@@ -157,7 +155,10 @@ def _mass(reading: MassReading, source: Source) -> KernelQuestion | None:
     if rule is None:
         return None
     out = (new(source, source.shape[2]),)
-    return KernelQuestion(lambda: out, lambda blocks: Term(*MASS, terms.mean_end, out, 0, rule))
+    narrow = rule.reach(source.shape[3]) == NARROW.value
+    functions = (terms.few_start, terms.few_step) if narrow else SUM
+    term = Term(*functions, terms.weight_of, terms.mean_end, out, 0, rule)
+    return KernelQuestion(lambda: out, lambda blocks: term)
 
 
 def _peak(reading: Reading, source: Source) -> KernelQuestion:
@@ -208,24 +209,21 @@ def _picture(reading: PooledReading | PooledPeakReading, source: Source) -> Kern
         return None
     out = new(source, R, C, dtype=torch.int32 if largest else torch.float32, zero=True)
 
-    def term(by_key: bool, blocks: LaunchBlocks) -> Term:
-        (own, cells), (walk, walk_cells) = ((S, C), (T, R)) if by_key else ((T, R), (S, C))
-        strip = 1 << min(launch.WARP_ROWS, max(1, own // cells)).bit_length() - 1  # no cell has fewer indices
-        edge = walk // walk_cells
+    def term(blocks: LaunchBlocks) -> Term:
+        strip = 1 << min(launch.WARP_ROWS, max(1, T // R)).bit_length() - 1  # no cell has fewer queries
         functions: tuple[Any, ...] = (terms.peaks_start, terms.peaks_step, 0, terms.nothing_end)
-        if not largest and walk % walk_cells == 0 and edge % blocks.walk == 0:
-            functions = terms.whole_start, terms.whole_step, edge // blocks.walk, terms.whole_end
+        if not largest and S % C == 0 and S // C % blocks.walk == 0:
+            functions = terms.whole_start, terms.whole_step, S // C // blocks.walk, terms.whole_end
         elif not largest:
-            most = max(16, triton.next_power_of_2(triton.cdiv(blocks.walk * walk_cells, walk) + 3))
+            most = max(16, triton.next_power_of_2(triton.cdiv(blocks.walk * C, S) + 3))
             step = terms.exact_step if source.query.dtype == torch.float32 else terms.mixed_step
             functions = terms.mixed_start, step, most, terms.nothing_end
-        sizes = (cells, walk_cells, 1, C) if by_key else (cells, walk_cells, C, 1)
-        return Term(*functions, (out, *sizes), strip)
+        return Term(*functions, (out, R, C), strip)
 
     def answer() -> tuple[Tensor, ...]:
         return (out.view(torch.float32) if largest else out / _cell_rows(T, R, out.device),)
 
-    return KernelQuestion(answer, functools.partial(term, False), functools.partial(term, True))
+    return KernelQuestion(answer, term)
 
 
 @functools.lru_cache(maxsize=16)

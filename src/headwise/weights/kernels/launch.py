@@ -38,24 +38,29 @@ class LaunchBlocks(NamedTuple):
     stages: int
 
 
-# Blocks for 16-bit inputs and heads up to 64, 128 and 256 wide. Those of rows were the fastest on an H200 for a
-# prototype of the walk; those of keys and of wide heads were chosen by the registers and instructions they compile to.
-SMALL, WIDE_HEADS = LaunchBlocks(64, 64, 4, 3), LaunchBlocks(64, 32, 4, 2)
+# Blocks for 16-bit inputs and heads up to 64, 128 and 256 wide: the fastest on an H200 of those that were tried.
+SMALL, LONG, WIDE_HEADS = LaunchBlocks(64, 64, 4, 3), LaunchBlocks(128, 64, 4, 3), LaunchBlocks(64, 64, 4, 2)
 TABLE = {
-    "rows": (SMALL, LaunchBlocks(128, 64, 8, 3), WIDE_HEADS),
-    "short rows": (SMALL, SMALL, WIDE_HEADS),
-    "keys": (LaunchBlocks(64, 128, 4, 3), LaunchBlocks(64, 128, 4, 3), LaunchBlocks(64, 64, 4, 2)),
+    "rows": (SMALL, SMALL, LaunchBlocks(64, 32, 4, 3)),
+    "many": (SMALL, SMALL, LaunchBlocks(64, 32, 4, 3)),
+    "many, long": (LONG, LONG, LaunchBlocks(64, 32, 4, 3)),
+    "keys": (LaunchBlocks(64, 128, 4, 3), LaunchBlocks(64, 128, 4, 3), WIDE_HEADS),
+    "many keys": (SMALL, SMALL, WIDE_HEADS),
 }
-SHORT = 16384  # with fewer keys, larger blocks of queries would leave part of the GPU idle
+LONG_FROM = 8192  # with fewer keys, larger blocks of queries would leave part of the GPU idle
+MANY = 4  # terms
 FLOAT32 = LaunchBlocks(32, 32, 4, 2)  # full-precision products need more registers
 
 
-def blocks_for(source: Source, *, by_key: bool = False) -> LaunchBlocks:
-    """The blocks for this width, length and dtype."""
+def blocks_for(source: Source, terms: int = 1, *, by_key: bool = False) -> LaunchBlocks:
+    """The blocks for this width, length and dtype, and a walk of so many terms."""
     if source.query.dtype == torch.float32:
         return FLOAT32
     D, S = source.query.shape[3], source.shape[3]
-    kind = "keys" if by_key else "short rows" if S < SHORT else "rows"
+    if by_key:
+        kind = "keys" if terms == 1 else "many keys"
+    else:
+        kind = "rows" if terms < MANY else "many, long" if S >= LONG_FROM else "many"
     return TABLE[kind][(D > 64) + (D > 128)]
 
 

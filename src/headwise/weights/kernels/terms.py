@@ -60,6 +60,17 @@ def sum_step(sums, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HI
 
 
 @triton.jit
+def few_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.constexpr):
+    return (tl.zeros((BO, 4), tl.float32),)
+
+
+@triton.jit
+def few_step(sums, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
+    """Values of a few tiles, whose sum needs no compensation."""
+    return (sums[0] + in_lanes(VALUE(pair)),)
+
+
+@triton.jit
 def seen_step(sums, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
     """Any values; with SIZE 1, those that are not 0 are counted."""
     values = _values(VALUE, pair, 0.0, HIDES)
@@ -327,9 +338,8 @@ def across_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr
     return found
 
 
-# The cells of a picture, of any size: `out` is the picture (B, H, R, C), the number of cells along the program's axis
-# and along the walk, and the strides of both. Along the program's axis, a warp holds strips of SIZE indices that lie in
-# at most two cells each. Each part is added to its cell by an atomic.
+# The cells of a picture, of any size, for a walk over keys: `out` is the picture (B, H, R, C), R and C. A warp holds
+# strips of SIZE queries that lie in at most two rows of cells each. Each part is added to its cell by an atomic.
 
 
 @triton.jit
@@ -340,13 +350,13 @@ def border(cell, size, cells):
 
 @triton.jit
 def _strips(place, out, SIZE: tl.constexpr, BO: tl.constexpr):
-    """Where the picture has the first cell of each strip, and where there is one.
+    """Where the row of cells of each strip is, whether there is one, and which of the queries lie in it.
 
-    Which indices of each strip lie in it, which strips go on in the next cell, and whether any does.
+    And which strips go on in the next row, and whether any does.
     """
     begins = place.first + tl.arange(0, BO // SIZE) * SIZE
     cell = (begins.to(tl.int64) * out[1] // place.own_size).to(tl.int32)
-    at = out[0] + place.flat.to(tl.int64) * out[1] * out[2] + cell.to(tl.int64) * out[3]
+    at = out[0] + (place.flat.to(tl.int64) * out[1] + cell) * out[2]
     ends = border(cell + 1, place.own_size, out[1])
     held = (begins[:, None] + tl.arange(0, SIZE)[None, :] < ends[:, None]).to(tl.float32)
     cut = (ends < begins + SIZE) & (cell + 1 < out[1])
@@ -365,11 +375,11 @@ def whole_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.cons
 def _flush(strips, rows, col, out):
     """Add what the rows have of one column of cells."""
     at, fits, held, cut, split = strips
-    at += col * out[4]
+    at += col
     parts = tl.reshape(rows, (held.shape[0], held.shape[1], 4))
     tl.atomic_add(at, tl.sum(tl.sum(parts * held[:, :, None], 2), 1), mask=fits, sem="relaxed")
     if split:
-        tl.atomic_add(at + out[3], tl.sum(tl.sum(parts * (1 - held)[:, :, None], 2), 1), mask=cut, sem="relaxed")
+        tl.atomic_add(at + out[2], tl.sum(tl.sum(parts * (1 - held)[:, :, None], 2), 1), mask=cut, sem="relaxed")
 
 
 @triton.jit
@@ -393,29 +403,29 @@ def whole_end(found, total, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr)
 
 @triton.jit
 def mixed_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.constexpr):
-    return _strips(place, out, SIZE, BO), out[2].to(tl.float32) / place.walk_size
+    return _strips(place, out, SIZE, BO), out[2] * 1.0 / place.walk_size
 
 
 @triton.jit
 def _mixed(found, pair, place, out, VALUE: tl.constexpr, EXACT: tl.constexpr):
-    (at, fits, held, cut, split), ratio = found
+    at, fits, held, cut, split = found[0]
     BW: tl.constexpr = pair.weight.shape[1]
     there, end = place.start + tl.arange(0, BW), tl.minimum(place.start + BW, place.walk_size)
-    cols = tl.maximum((place.start * ratio).to(tl.int32) - 1, 0) + tl.arange(0, VALUE)
+    cols = tl.maximum((place.start * found[1]).to(tl.int32) - 1, 0) + tl.arange(0, VALUE)
     lows, highs = border(cols, place.walk_size, out[2]), border(cols + 1, place.walk_size, out[2])
-    inside = (there[:, None] >= lows[None, :]) & (there[:, None] < highs[None, :])
+    inside = (there[None, :] >= lows[:, None]) & (there[None, :] < highs[:, None])
     if EXACT:
-        sums = tl.dot(pair.weight, inside.to(tl.float32), input_precision="ieee")
+        sums = tl.dot(pair.weight, tl.trans(inside.to(tl.float32)), input_precision="ieee")
     else:  # a weight as two numbers of 11 bits, scaled so that small ones keep them
-        scaled, inside = pair.weight * 32768, inside.to(tl.float16)
+        scaled, inside = pair.weight * 32768, tl.trans(inside.to(tl.float16))
         high = scaled.to(tl.float16)
         sums = tl.dot((scaled - high.to(tl.float32)).to(tl.float16), inside, tl.dot(high, inside)) * (1 / 32768)
-    parts, here = tl.reshape(sums, (held.shape[0], held.shape[1], VALUE)), at[:, None] + cols[None, :] * out[4]
+    parts, here = tl.reshape(sums, (held.shape[0], held.shape[1], VALUE)), at[:, None] + cols[None, :]
     some = ((lows < end) & (highs > place.start))[None, :]
     tl.atomic_add(here, tl.sum(parts * held[:, :, None], 1), mask=fits[:, None] & some, sem="relaxed")
     if split:
         rest = tl.sum(parts * (1 - held)[:, :, None], 1)
-        tl.atomic_add(here + out[3], rest, mask=cut[:, None] & some, sem="relaxed")
+        tl.atomic_add(here + out[2], rest, mask=cut[:, None] & some, sem="relaxed")
     return found
 
 
@@ -441,7 +451,8 @@ def peaks_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.cons
 
 @triton.jit
 def peaks_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
-    (at, fits, held, cut, split), cell, stop = found
+    strips, cell, stop = found
+    at, fits, held, cut, split = strips
     BW: tl.constexpr = pair.weight.shape[1]
     there = place.start + tl.arange(0, BW)
     low, end = place.start, tl.minimum(place.start + BW, place.walk_size)
@@ -452,8 +463,8 @@ def peaks_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr,
         inside = ((there >= low) & (there < stop)).to(tl.float32)[None, :]
         values = tl.reshape(tl.max(pair.weight * inside, 1), held.shape)
         own, rest = tl.max(values * held, 1), tl.max(values * (1 - held), 1)
-        here = at + cell * out[4]
+        here = at + cell
         tl.atomic_max(here, own.to(tl.int32, bitcast=True), mask=fits, sem="relaxed")
-        tl.atomic_max(here + out[3], rest.to(tl.int32, bitcast=True), mask=cut, sem="relaxed")
+        tl.atomic_max(here + out[2], rest.to(tl.int32, bitcast=True), mask=cut, sem="relaxed")
         low = stop
-    return (at, fits, held, cut, split), cell, stop
+    return strips, cell, stop

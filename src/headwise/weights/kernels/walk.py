@@ -241,14 +241,19 @@ def walk_kernel(
     if BY_KEY:  # keys beyond the last one must be hidden
         inner_hi = tl.where(first + BO <= own_size, inner_hi, inner_lo)
     place = TilePlace(first, first, flat, own_size, walk_size, offset)
-    found, spans = (), ()
+    found, spans, some_lo, some_hi = (), (), hi, lo
     for f in tl.static_range(len(TERMS)):
         span = span_of(load_rule(numbers, f + 1), low, high, shift, walk_size, BY_KEY)
         spans = spans + ((span[0], span[1]),)
         if TERMS[f][REACH] == WIDE:
             inner_lo, inner_hi = tl.maximum(inner_lo, span[2]), tl.minimum(inner_hi, span[3])
+        if (TERMS[f][REACH] == NARROW or TERMS[f][REACH] == WIDE) and TERMS[f][OPENED] == 0:
+            some_lo, some_hi = tl.minimum(some_lo, span[0]), tl.maximum(some_hi, span[1])
+        else:
+            some_lo, some_hi = lo, hi
         found = found + (TERMS[f][START](place, outs[f], TERMS[f][VALUE], TERMS[f][SIZE], BO),)
-    if not FULL:  # what is outside of all spans is skipped
+    lo, hi = tl.maximum(lo, some_lo), tl.minimum(hi, some_hi)  # what no term looks at is skipped
+    if not FULL:  # and what lies between
         inner_lo, inner_hi = 0, up(hi, BW)
 
     start = lo // BW * BW

@@ -8,7 +8,6 @@ float64, readings of your own without a kernel) is computed tile by tile.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -34,6 +33,7 @@ from headwise.weights.readings import (
 )
 from headwise.weights.source import Source
 from headwise.weights.statistic import Statistic
+from headwise.weights.structure import FAR
 
 MOST_TOP_KEYS = 16  # with more, the kernel would take longer than tiles
 MOST_TERMS = 16  # of one walk: with more, registers run out
@@ -82,6 +82,7 @@ class KernelQuestion:
     answer: the results, once the term has been computed.
     normal: the term is divided by the sum of the row.
     bounds: a tensor (B, H, T) that must hold before the walk what k of the row's log2 weights reach, and k.
+    crowded: the term needs so many registers that blocks must be small.
     """
 
     answer: Callable[[], tuple[Tensor, ...]]
@@ -89,6 +90,7 @@ class KernelQuestion:
     by_key: Callable[[LaunchBlocks], Term] | None = None
     normal: bool = False
     bounds: tuple[Tensor, int] | None = None
+    crowded: bool = False
 
 
 def read(source: Source, lse: Tensor, readings: Sequence[Reading]) -> Answers:
@@ -110,7 +112,8 @@ def _compute(source: Source, mask: KeyRule, lse: Tensor, questions: list[KernelQ
     rows = [q.by_query for q in questions if q.by_query is not None and q.by_key is None]
     if any(term(any_blocks).reach(S) != NARROW.value for term in rows):
         rows, either = rows + [q.by_query for q in either if q.by_query is not None], []
-    blocks = launch.blocks_for(source, len(rows))
+    small = mask.left < FAR or mask.codes is not None or any(q.crowded for q in questions)
+    blocks = launch.blocks_for(source, len(rows), small=small)
     for q in questions:
         if q.bounds is not None:
             out, k = q.bounds
@@ -124,7 +127,7 @@ def _compute(source: Source, mask: KeyRule, lse: Tensor, questions: list[KernelQ
         launch.walk(source, mask, lse, made, blocks, normal=normal)
     keys = [q.by_key for q in questions if q.by_key is not None and (q.by_query is None or q in either)]
     if keys:
-        blocks = launch.blocks_for(source, len(keys), by_key=True)
+        blocks = launch.blocks_for(source, by_key=True)
         launch.walk(source, mask, lse, [term(blocks) for term in keys], blocks, by_key=True)
 
 
@@ -207,23 +210,30 @@ def _picture(reading: PooledReading | PooledPeakReading, source: Source) -> Kern
     largest = type(reading) is PooledPeakReading
     if max(R, C) > launch.MOST_CELLS:
         return None
+    whole = S % C == 0 and S // C % launch.SMALL.walk == 0
     out = new(source, R, C, dtype=torch.int32 if largest else torch.float32, zero=True)
 
     def term(blocks: LaunchBlocks) -> Term:
         strip = 1 << min(launch.WARP_ROWS, max(1, T // R)).bit_length() - 1  # no cell has fewer queries
-        functions: tuple[Any, ...] = (terms.peaks_start, terms.peaks_step, 0, terms.nothing_end)
-        if not largest and S % C == 0 and S // C % blocks.walk == 0:
-            functions = terms.whole_start, terms.whole_step, S // C // blocks.walk, terms.whole_end
-        elif not largest:
-            most = max(16, triton.next_power_of_2(triton.cdiv(blocks.walk * C, S) + 3))
-            step = terms.exact_step if source.query.dtype == torch.float32 else terms.mixed_step
-            functions = terms.mixed_start, step, most, terms.nothing_end
-        return Term(*functions, (out, R, C), strip)
+        if largest:
+            return Term(terms.peaks_start, terms.peaks_step, 0, terms.nothing_end, (out, R, C), strip)
+        if whole and S // C % blocks.walk == 0:
+            return Term(terms.whole_start, terms.whole_step, S // C // blocks.walk, terms.whole_end, (out, R, C), strip)
+        most = max(16, triton.next_power_of_2(triton.cdiv(blocks.walk * C, S) + 1))
+        step = terms.exact_step if source.query.dtype == torch.float32 else terms.mixed_step
+        places = (out, R, C, _cells(S, C, out.device))
+        return Term(terms.mixed_start, step, most, terms.nothing_end, places, strip)
 
     def answer() -> tuple[Tensor, ...]:
         return (out.view(torch.float32) if largest else out / _cell_rows(T, R, out.device),)
 
-    return KernelQuestion(answer, term)
+    return KernelQuestion(answer, term, crowded=not whole)
+
+
+@functools.lru_cache(maxsize=16)
+def _cells(S: int, C: int, device: torch.device) -> Tensor:
+    """The cell of every key, (S,)."""
+    return (torch.arange(S, device=device) * C // max(S, 1)).int()
 
 
 @functools.lru_cache(maxsize=16)

@@ -39,28 +39,24 @@ class LaunchBlocks(NamedTuple):
 
 
 # Blocks for 16-bit inputs and heads up to 64, 128 and 256 wide: the fastest on an H200 of those that were tried.
-SMALL, LONG, WIDE_HEADS = LaunchBlocks(64, 64, 4, 3), LaunchBlocks(128, 64, 4, 3), LaunchBlocks(64, 64, 4, 2)
+SMALL, WIDE_HEADS = LaunchBlocks(64, 64, 4, 3), LaunchBlocks(64, 64, 4, 2)
 TABLE = {
-    "rows": (SMALL, SMALL, LaunchBlocks(64, 32, 4, 3)),
+    "few": (SMALL, SMALL, WIDE_HEADS),
     "many": (SMALL, SMALL, LaunchBlocks(64, 32, 4, 3)),
-    "many, long": (LONG, LONG, LaunchBlocks(64, 32, 4, 3)),
+    "many, long": (LaunchBlocks(128, 64, 4, 3), LaunchBlocks(128, 64, 4, 3), LaunchBlocks(64, 32, 4, 3)),
     "keys": (LaunchBlocks(64, 128, 4, 3), LaunchBlocks(64, 128, 4, 3), WIDE_HEADS),
-    "many keys": (SMALL, SMALL, WIDE_HEADS),
 }
-LONG_FROM = 8192  # with fewer keys, larger blocks of queries would leave part of the GPU idle
+LONG = 8192  # with fewer keys, or with a mask that leaves fewer, larger blocks would leave part of the GPU idle
 MANY = 4  # terms
 FLOAT32 = LaunchBlocks(32, 32, 4, 2)  # full-precision products need more registers
 
 
-def blocks_for(source: Source, terms: int = 1, *, by_key: bool = False) -> LaunchBlocks:
-    """The blocks for this width, length and dtype, and a walk of so many terms."""
+def blocks_for(source: Source, terms: int = 1, *, small: bool = False, by_key: bool = False) -> LaunchBlocks:
+    """The blocks for this width, length and dtype, and a walk of so many terms; never large ones if `small`."""
     if source.query.dtype == torch.float32:
         return FLOAT32
-    D, S = source.query.shape[3], source.shape[3]
-    if by_key:
-        kind = "keys" if terms == 1 else "many keys"
-    else:
-        kind = "rows" if terms < MANY else "many, long" if S >= LONG_FROM else "many"
+    D, long = source.query.shape[3], source.shape[3] >= LONG and not small
+    kind = "keys" if by_key else "few" if terms < MANY else "many, long" if long else "many"
     return TABLE[kind][(D > 64) + (D > 128)]
 
 
@@ -102,7 +98,9 @@ class KeyRule(NamedTuple):
 
     def tests(self, S: int) -> int:
         """What has to be tested of the rule."""
-        tested = zip((LEFT, RIGHT, FIRST, STOP), (self.left < FAR, self.right < FAR, self.first > 0, self.stop < S))
+        tested = zip(
+            (LEFT, RIGHT, FIRST, STOP), (self.left < FAR, self.right < FAR, self.first > 0, self.stop < S), strict=True
+        )
         return sum(int(test.value) for test, needed in tested if needed)
 
 

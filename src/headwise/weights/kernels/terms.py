@@ -19,8 +19,8 @@ from headwise.weights.kernels.tile import HIDDEN, LN_2, SEEN
 
 LAST = tl.constexpr(2**31 - 1)  # after every index
 
-# Sums along the walk. A matrix product leaves a row of a tile with four threads, of which each holds every fourth pair of
-# columns. What each has found is a lane, so that no thread waits for another before the walk is over. Sums are
+# Sums along the walk. A matrix product leaves a row of a tile with four threads, of which each holds every fourth pair
+# of columns. What each has found is a lane, so that no thread waits for another before the walk is over. Sums are
 # compensated (Kahan): a float that is added to thousands of times would lose digits.
 
 
@@ -212,7 +212,7 @@ def bound_end(found, total, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr)
 
 @triton.jit
 def top_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.constexpr):
-    """Only weights above a bound enter. Slots beyond the requested k hold plus infinity, so that nothing replaces them."""
+    """Only weights above a bound enter. Slots beyond the requested k hold plus infinity: nothing replaces them."""
     index = place.first + tl.arange(0, BO)
     bound = tl.load(out[2] + place.flat.to(tl.int64) * place.own_size + index, mask=index < place.own_size, other=0.0)
     used = (tl.arange(0, SIZE) < VALUE)[None, :]
@@ -397,23 +397,24 @@ def whole_end(found, total, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr)
     _flush(found[0], found[1], found[2], out)
 
 
-# Several cells in a tile: a matrix product with 0 and 1 adds them up. VALUE is the most cells there can be, and one more
-# on either side.
+# Several cells in a tile: a matrix product with 0 and 1 adds them up. `out` also has the column of cells of every key.
+# VALUE is the most columns there can be in a tile.
 
 
 @triton.jit
 def mixed_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.constexpr):
-    return _strips(place, out, SIZE, BO), out[2] * 1.0 / place.walk_size
+    return _strips(place, out, SIZE, BO)
 
 
 @triton.jit
-def _mixed(found, pair, place, out, VALUE: tl.constexpr, EXACT: tl.constexpr):
-    at, fits, held, cut, split = found[0]
-    BW: tl.constexpr = pair.weight.shape[1]
-    there, end = place.start + tl.arange(0, BW), tl.minimum(place.start + BW, place.walk_size)
-    cols = tl.maximum((place.start * found[1]).to(tl.int32) - 1, 0) + tl.arange(0, VALUE)
-    lows, highs = border(cols, place.walk_size, out[2]), border(cols + 1, place.walk_size, out[2])
-    inside = (there[None, :] >= lows[:, None]) & (there[None, :] < highs[:, None])
+def _mixed(strips, pair, place, out, VALUE: tl.constexpr, EXACT: tl.constexpr):
+    at, fits, held, cut, split = strips
+    there, end = place.start + tl.arange(0, pair.weight.shape[1]), place.walk_size
+    own = tl.load(out[3] + there, mask=there < end, other=-1)
+    last = tl.load(out[3] + tl.minimum(place.start + pair.weight.shape[1], end) - 1)
+    cols = tl.load(out[3] + place.start) + tl.arange(0, VALUE)
+    # Triton 3.6 reads the factor wrongly unless keys lie next to each other in memory: hence the transposed view.
+    inside = own[None, :] == cols[:, None]
     if EXACT:
         sums = tl.dot(pair.weight, tl.trans(inside.to(tl.float32)), input_precision="ieee")
     else:  # a weight as two numbers of 11 bits, scaled so that small ones keep them
@@ -421,12 +422,12 @@ def _mixed(found, pair, place, out, VALUE: tl.constexpr, EXACT: tl.constexpr):
         high = scaled.to(tl.float16)
         sums = tl.dot((scaled - high.to(tl.float32)).to(tl.float16), inside, tl.dot(high, inside)) * (1 / 32768)
     parts, here = tl.reshape(sums, (held.shape[0], held.shape[1], VALUE)), at[:, None] + cols[None, :]
-    some = ((lows < end) & (highs > place.start))[None, :]
+    some = (cols <= last)[None, :]
     tl.atomic_add(here, tl.sum(parts * held[:, :, None], 1), mask=fits[:, None] & some, sem="relaxed")
     if split:
         rest = tl.sum(parts * (1 - held)[:, :, None], 1)
         tl.atomic_add(here + out[2], rest, mask=cut[:, None] & some, sem="relaxed")
-    return found
+    return strips
 
 
 @triton.jit
@@ -452,7 +453,7 @@ def peaks_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.cons
 @triton.jit
 def peaks_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
     strips, cell, stop = found
-    at, fits, held, cut, split = strips
+    at, fits, held, cut, _ = strips
     BW: tl.constexpr = pair.weight.shape[1]
     there = place.start + tl.arange(0, BW)
     low, end = place.start, tl.minimum(place.start + BW, place.walk_size)

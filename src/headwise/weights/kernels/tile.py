@@ -4,6 +4,7 @@ Weights are powers of two: log2(weight) = score · log2(e) − normalizer, one f
 """
 
 # mypy: ignore-errors
+# ruff: noqa: SIM108 - Triton would compile both sides of a ternary
 import triton
 import triton.language as tl
 

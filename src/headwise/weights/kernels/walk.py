@@ -12,7 +12,7 @@ side of some place (CUT), which makes edges of the tiles there. Compare with `re
 """
 
 # mypy: ignore-errors
-# ruff: noqa: RUF005, SIM108 - Triton knows neither starred tuples nor tensors in a ternary
+# ruff: noqa: RUF005, SIM102, SIM108 - Triton knows neither starred tuples nor tensors in a ternary
 from typing import NamedTuple
 
 import triton
@@ -201,15 +201,16 @@ def walk_kernel(
     q_batch, q_head, q_row, k_batch, k_head, k_row,
     H, group, T, S, offset, scale2, softcap,
     TERMS: tl.constexpr, DIGEST: tl.constexpr, TESTED: tl.constexpr, BY_KEY: tl.constexpr, SCORES: tl.constexpr,
-    NORMAL: tl.constexpr, FULL: tl.constexpr, RUNS: tl.constexpr, CODES: tl.constexpr, OPEN: tl.constexpr, CAPPED: tl.constexpr,
-    PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, BO: tl.constexpr, BW: tl.constexpr,
+    NORMAL: tl.constexpr, FULL: tl.constexpr, RUNS: tl.constexpr, CODES: tl.constexpr, OPEN: tl.constexpr,
+    CAPPED: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    BO: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """Every term of TERMS, into its tensors in `outs`.
 
     DIGEST changes with the source of the terms, which Triton's cache on disk would not notice. SCORES: there is no
     log-sum-exp, so terms get scores. NORMAL: rows sum to 1, and the first term is their mass. FULL: some term is not
-    NARROW. RUNS: the most runs of tiles there can be. `tables`: codes, open keys and reach of the mask, then those of the
-    terms.
+    NARROW. RUNS: the most runs of tiles there can be. `tables`: codes, open keys and reach of the mask, then those of
+    the terms.
     """
     flat = tl.program_id(1)
     query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)

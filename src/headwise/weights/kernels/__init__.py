@@ -210,14 +210,17 @@ def _picture(reading: PooledReading | PooledPeakReading, source: Source) -> Kern
     largest = type(reading) is PooledPeakReading
     if max(R, C) > launch.MOST_CELLS:
         return None
-    whole = S % C == 0 and S // C % launch.SMALL.walk == 0
     out = new(source, R, C, dtype=torch.int32 if largest else torch.float32, zero=True)
+
+    def whole(blocks: LaunchBlocks) -> bool:
+        """Whether every tile lies in one column of cells."""
+        return S % C == 0 and S // C % blocks.walk == 0
 
     def term(blocks: LaunchBlocks) -> Term:
         strip = 1 << min(launch.WARP_ROWS, max(1, T // R)).bit_length() - 1  # no cell has fewer queries
         if largest:
             return Term(terms.peaks_start, terms.peaks_step, 0, terms.nothing_end, (out, R, C), strip)
-        if whole and S // C % blocks.walk == 0:
+        if whole(blocks):
             return Term(terms.whole_start, terms.whole_step, S // C // blocks.walk, terms.whole_end, (out, R, C), strip)
         most = max(16, triton.next_power_of_2(triton.cdiv(blocks.walk * C, S) + 1))
         step = terms.exact_step if source.query.dtype == torch.float32 else terms.mixed_step
@@ -227,7 +230,7 @@ def _picture(reading: PooledReading | PooledPeakReading, source: Source) -> Kern
     def answer() -> tuple[Tensor, ...]:
         return (out.view(torch.float32) if largest else out / _cell_rows(T, R, out.device),)
 
-    return KernelQuestion(answer, term, crowded=not whole)
+    return KernelQuestion(answer, term, crowded=not whole(launch.SMALL))
 
 
 @functools.lru_cache(maxsize=16)

@@ -457,15 +457,16 @@ def peaks_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr,
     BW: tl.constexpr = pair.weight.shape[1]
     there = place.start + tl.arange(0, BW)
     low, end = place.start, tl.minimum(place.start + BW, place.walk_size)
-    while low < end:
-        while stop <= low:
-            cell = tl.where(stop > 0, cell + 1, cell)
-            stop = border(cell + 1, place.walk_size, out[2])
-        inside = ((there >= low) & (there < stop)).to(tl.float32)[None, :]
-        values = tl.reshape(tl.max(pair.weight * inside, 1), held.shape)
-        own, rest = tl.max(values * held, 1), tl.max(values * (1 - held), 1)
-        here = at + cell
-        tl.atomic_max(here, own.to(tl.int32, bitcast=True), mask=fits, sem="relaxed")
-        tl.atomic_max(here + out[2], rest.to(tl.int32, bitcast=True), mask=cut, sem="relaxed")
-        low = stop
+    if low < end:  # always; see `top_step`
+        while low < end:
+            while stop <= low:
+                cell = tl.where(stop > 0, cell + 1, cell)
+                stop = border(cell + 1, place.walk_size, out[2])
+            inside = ((there >= low) & (there < stop)).to(tl.float32)[None, :]
+            values = tl.reshape(tl.max(pair.weight * inside, 1), held.shape)
+            own, rest = tl.max(values * held, 1), tl.max(values * (1 - held), 1)
+            here = at + cell
+            tl.atomic_max(here, own.to(tl.int32, bitcast=True), mask=fits, sem="relaxed")
+            tl.atomic_max(here + out[2], rest.to(tl.int32, bitcast=True), mask=cut, sem="relaxed")
+            low = stop
     return strips, cell, stop

@@ -57,6 +57,8 @@ def maps_table() -> str:
     parts = [MAPS_BEGIN, ""]
     for file in sorted(RESULTS.glob("maps-*.json")):
         parts += maps_lines(json.loads(file.read_text()))
+    for file in sorted(RESULTS.glob("map-table-*.json")):
+        parts += shapes_lines(json.loads(file.read_text()))
     return "\n".join([*parts, MAPS_END])
 
 
@@ -90,6 +92,18 @@ def maps_lines(data: dict) -> list[str]:
             size = "({}, {}, {}, {})".format(*row["shape"])
             text = f"the panel takes {row['extra MiB']:.0f} MiB in addition to query, key and log-sum-exp."
             result += ["", f"{size}: {text}"]
+    return [*result, ""]
+
+
+def shapes_lines(data: dict) -> list[str]:
+    """Statistics of many shapes, relative to the fastest forward pass installed."""
+    names = list(data["rows"][0]["ratios"])
+    result = [f"{data['device']}, torch {data['torch']}, commit {data['commit']}, `maps.py --table`:", ""]
+    result += ["| (B, H, Hkv, T, D) | forward | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
+    for row in data["rows"]:
+        ratios = [f"{row['ratios'][name]:.2f}×" for name in names]
+        shape = "({}, {}, {}, {}, {})".format(*row["shape"])
+        result.append(f"| {row['case']} {shape} | {row['forward ms']:.3g} ms | " + " | ".join(ratios) + " |")
     return [*result, ""]
 
 

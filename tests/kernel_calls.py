@@ -1,9 +1,10 @@
 """Every kernel in several shapes of its code: for compiling without a GPU and for comparing with tiles."""
 
 import torch
+import triton
 
 from headwise import causal, documents, induction, local, padding, prefix, previous_token, same_token, sink, window
-from headwise.weights import Scoring, readings
+from headwise.weights import Scoring, Statistic, readings
 from headwise.weights.source import Source
 
 MASKS = {
@@ -51,13 +52,20 @@ def panel(S, device):
     return [*few, *map(readings.MassReading, probes), readings.PooledReading(min(16, S), min(16, S))]
 
 
+def squares(pair):
+    """A statistic of one's own."""
+    return pair.weight * pair.weight
+
+
 # Combinations of statistics whose kernels are compiled: some of one walk each, some of two.
 QUESTIONS = {
     "entropy": lambda S, device: [readings.EntropyReading()],
     "panel": panel,
-    "keys": lambda S, device: [readings.ReceivedReading(), readings.PooledReading(min(16, S), min(16, S))],
+    "keys": lambda S, device: [readings.ReceivedReading()],
+    "picture": lambda S, device: [readings.ReceivedReading(), readings.PooledReading(min(16, S), min(16, S))],
     "few keys": lambda S, device: [readings.MassReading(sink(2)), readings.MassReading(previous_token())],
     "tokens": lambda S, device: [readings.MassReading(induction(torch.arange(S, device=device) % 5))],
     "largest": lambda S, device: [readings.TopKeysReading(min(8, S)), readings.PooledPeakReading(3, 5)],
     "far": lambda S, device: [readings.HistogramReading()],
+    "own": lambda S, device: [Statistic(squares, kernel=triton.jit(squares))],
 }

@@ -395,7 +395,7 @@ def test_a_long_window_runs_as_two_triangles_and_gives_what_the_reference_gives(
 
 
 def tilted(score, batch, head, query, key):
-    return torch.where((query + key) % 7 == 0, -torch.inf, score * 0.5 + 0.1 * head + (key % 3))
+    return torch.where((query + key) % 7 == 0, -torch.inf, (score * 0.5 + 0.1 * head + (key % 3)).to(score.dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

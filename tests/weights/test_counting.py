@@ -20,7 +20,7 @@ from headwise import (
     window,
 )
 from headwise.masks import Mask
-from headwise.weights.counting import true_in_columns, true_in_rows
+from headwise.weights.counting import code_reach, true_in_columns, true_in_rows
 from headwise.weights.source import Source
 
 B, H = 2, 3
@@ -106,3 +106,18 @@ def test_a_mask_without_a_closed_form_is_looked_at_once_for_all_probes():
     assert len(looks) == 1
     source.keys_seen()
     assert len(looks) == 1
+
+
+@pytest.mark.parametrize("samples", [(1, 1), (1, 3), (3, 1), (3, 3)])
+def test_codes_reach_from_the_first_to_the_last_of_the_same_and_all_in_between_only_if_all_are_the_same(samples):
+    own = torch.randint(-1, 4, (samples[0], 9))
+    others = torch.randint(0, 4, (samples[1], 13)).where(torch.rand(samples[1], 13) > 0.2, -2)
+    others[-1, 4:9] = 3
+    found = code_reach(own, others)
+    for sample in range(max(samples)):
+        mine, theirs = own[sample % len(own)], others[sample % len(others)]
+        for i, code in enumerate(mine.tolist()):
+            places = (theirs == code).nonzero().flatten().tolist() if code >= 0 else []
+            some = (places[0], places[-1] + 1) if places else (13, 0)
+            whole = some if len(places) == some[1] - some[0] else (13, 0)
+            assert found[sample, :, i].tolist() == [*some, *whole]

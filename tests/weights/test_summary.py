@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from headwise import AttentionMap, Scoring, attend, causal, induction, local, padding, reference, sink, window
 from headwise.weights.summary import HeadSummary, traits
@@ -108,6 +109,27 @@ def test_a_second_sink_is_no_part_of_the_rest():
     numbers = {"sink": 0.5, "second_sink": 0.4}
     head = HeadSummary(0, traits(numbers, {}, {}, {}), numbers, {})
     assert head.reading == "first-token sink 0.50; and second sink 0.40"
+
+
+class SingleNumbers(TorchDispatchMode):
+    """Counts how often one number is read from a tensor, for which a GPU would have to finish first."""
+
+    read = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.read += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_more_heads_are_summarized_without_reading_more_numbers_one_by_one():
+    counts = []
+    for heads in (1, 7):
+        query, key = torch.randn(2, 1, heads, T, 8).unbind(0)
+        weights = AttentionMap(query, key, Scoring(causal()))
+        with SingleNumbers() as numbers:
+            weights.summary(IDS)
+        counts.append(numbers.read)
+    assert counts[0] == counts[1] < 20
 
 
 def random_map(tokens):

@@ -91,6 +91,22 @@ def equal_codes(structure: Structure, positions: Tensor, S: int) -> tuple[Tensor
     return _own(codes.query, structure, positions).int().contiguous(), offered.int().contiguous()
 
 
+def code_reach(own: Tensor, others: Tensor) -> Tensor:
+    """Where others with the same code lie, for codes (B or 1, n) and (B or 1, m): (B or 1, 4, n), int32.
+
+    The first of them and the last + 1; and the same two if they are neighbors, else m and 0, as for a code below 0.
+    """
+    B, m = max(len(own), len(others)), others.shape[1]
+    every = (others.long() * m + torch.arange(m, device=others.device)).expand(B, -1).sort(-1).values
+    begin = (own.long() * m).expand(B, -1).contiguous()
+    low, high = torch.searchsorted(every, begin), torch.searchsorted(every, begin + m)
+    some = (high > low) & (own >= 0)
+    first, last = (every.gather(1, at.clamp(0, m - 1)) - begin for at in (low, high - 1))
+    near = some & (last - first == high - 1 - low)
+    found = [torch.where(where, *pair) for where in (some, near) for pair in ((first, m), (last + 1, 0))]
+    return torch.stack(found, 1).int().contiguous()
+
+
 def _own(codes: Tensor, structure: Structure, positions: Tensor) -> Tensor:
     """The code of the query at each position, (B or 1, T); -1 before the first key, where there is no document."""
     if not codes.shape[1]:

@@ -157,12 +157,13 @@ class Summary:
     @classmethod
     def of_rows(cls, weights: "AttentionMap", plain: "RowStatistics", without: "RowStatistics") -> "Summary":
         """The summary of the map `weights` from the rows of `rows_of`: `plain`, and `without` the first key."""
-        (numbers, chance), (excluded, uniform) = _means(plain), _means(without)
+        means = [_means(plain), _means(without)]
+        # All numbers at once: on a GPU, asking for them one by one would take longer than everything else.
+        columns = iter(torch.stack([x for part in means for each in part for x in each.values()]).tolist())
+        read = [[{name: next(columns) for name in each} for each in part] for part in means]
         heads = []
         for place, name in enumerate(weights._source().axis("head").tolist()):
-            own, even, rest, rest_even = (
-                {key: float(value[place]) for key, value in x.items()} for x in (numbers, chance, excluded, uniform)
-            )
+            (own, even), (rest, rest_even) = (_of_head(place, *part) for part in read)
             heads.append(HeadSummary(name, traits(own, even, rest, rest_even), own, rest))
         return cls(tuple(heads))
 
@@ -383,13 +384,14 @@ def _rows(weights: "AttentionMap", panel: Panel, choice: Choice, second: Tensor,
     choice = dataclasses.replace(choice, kinds=choice.kinds | {"second_sink": seen * (choice.seen > 0)})
     entropy = panel.entropy / choice.seen.clamp(min=2).log()  # as a share of that of uniform attention
     numbers = panel.masses | {"second_sink": there, "one_to_one": peak * _unique(key, counted, weights.shape[3])}
-    even = {name: choice.even(name) for name in numbers}
+    plain = choice.even("")
+    even = {name: choice.even(name) if name in choice.kinds else plain for name in numbers}
     if cross:
         stairs, best = staircase(key, peak * counted, weights.shape[3])
         numbers["monotone"] = peak * stairs
-        even["monotone"] = torch.maximum(choice.even(""), peak * (key == best[..., None]))
+        even["monotone"] = torch.maximum(plain, peak * (key == best[..., None]))
     numbers |= {"entropy": entropy, "peak": peak}
-    even["peak"] = choice.even("")
+    even["peak"] = plain
     if panel.distance is not None:
         numbers["distance"] = panel.distance
     return RowStatistics(
@@ -462,23 +464,34 @@ def staircase(key: Tensor, weight: Tensor, S: int) -> tuple[Tensor, Tensor]:
     return found[:, :T].view(B, H, T).to(key.device), single.view(B, H).to(key.device)
 
 
-def _means(rows: RowStatistics) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Means per head, each (H,), and those of uniform attention; 1 if there are too few queries to name the head."""
+Means = dict[str, Tensor]
+
+
+def _means(rows: RowStatistics) -> tuple[Means, Means, Means]:
+    """Means per head, each (H,), those of uniform attention, and how many queries each of the latter is a mean over."""
     choice = rows.choice
-    found = {name: _mean(number, choice.counted(name)) for name, number in rows.numbers.items()}
-    even = {name: _mean(number, choice.counted(name)) for name, number in rows.even.items()}
-    even["entropy"] = torch.zeros_like(found["entropy"])  # only a head that is broad is named for it
+    counted = {name: choice.counted(name) for name in ("", *choice.kinds)}
+
+    def mean(values: Means) -> tuple[Tensor, Tensor]:
+        where = torch.stack([counted.get(name, counted[""]) for name in values])
+        times = where.sum((1, 3))
+        return (torch.stack(list(values.values())) * where).sum((1, 3)) / times.clamp(min=1), times
+
+    found = dict(zip(rows.numbers, mean(rows.numbers)[0], strict=True))
+    even, times = (dict(zip(rows.even, x, strict=True)) for x in mean(rows.even))
+    even["entropy"], times["entropy"] = torch.zeros_like(even["peak"]), times["peak"]  # only a broad head is named
     if rows.offset is not None:
         distance = found.pop("distance")
-        found |= {"positional": _positional(rows, choice.counted()), "distance": distance}
-        even["positional"] = even["peak"]
-    few = {name: choice.counted(name).sum((0, 2)) < FEWEST.get(name, LEAST) for name in even}
-    return found, {name: torch.where(few[name], 1.0, value) for name, value in even.items()}
+        found |= {"positional": _positional(rows, counted[""]), "distance": distance}
+        even["positional"], times["positional"] = even["peak"], times["peak"]
+    return found, even, times
 
 
-def _mean(rows: Tensor, counted: Tensor) -> Tensor:
-    """The mean of (B, H, T) over the queries that count, (H,)."""
-    return (rows * counted).sum((0, 2)) / counted.sum((0, 2)).clamp(min=1)
+def _of_head(place: int, *read: dict[str, list[float]]) -> tuple[dict[str, float], dict[str, float]]:
+    """The numbers of one head, and those of uniform attention; 1 if there are too few queries to name it."""
+    own, even, times = ({name: x[place] for name, x in each.items()} for each in read)
+    even = {name: 1.0 if times[name] < FEWEST.get(name, LEAST) else x for name, x in even.items()}
+    return own, even
 
 
 def _positional(rows: RowStatistics, counted: Tensor) -> Tensor:

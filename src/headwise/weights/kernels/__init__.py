@@ -8,7 +8,6 @@ float64, readings of your own without a kernel) is computed tile by tile.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -34,6 +33,7 @@ from headwise.weights.readings import (
 )
 from headwise.weights.source import Source
 from headwise.weights.statistic import Statistic
+from headwise.weights.structure import FAR
 
 MOST_TOP_KEYS = 16  # with more, the kernel would take longer than tiles
 MOST_TERMS = 16  # of one walk: with more, registers run out
@@ -81,12 +81,16 @@ class KernelQuestion:
     by_key: the term for a walk over the queries of every key.
     answer: the results, once the term has been computed.
     normal: the term is divided by the sum of the row.
+    bounds: a tensor (B, H, T) that must hold before the walk what k of the row's log2 weights reach, and k.
+    crowded: the term needs so many registers that blocks must be small.
     """
 
     answer: Callable[[], tuple[Tensor, ...]]
     by_query: Callable[[LaunchBlocks], Term] | None = None
     by_key: Callable[[LaunchBlocks], Term] | None = None
     normal: bool = False
+    bounds: tuple[Tensor, int] | None = None
+    crowded: bool = False
 
 
 def read(source: Source, lse: Tensor, readings: Sequence[Reading]) -> Answers:
@@ -103,24 +107,28 @@ def read(source: Source, lse: Tensor, readings: Sequence[Reading]) -> Answers:
 
 def _compute(source: Source, mask: KeyRule, lse: Tensor, questions: list[KernelQuestion]) -> None:
     """One walk over the keys of every query for all; or, if that would visit few keys, one over queries as well."""
-    rows = [q for q in questions if q.by_query is not None and q.by_key is None]
-    blocks = launch.blocks_for(source)
-    S = source.shape[3]
-    everything = any(q.by_query(blocks).rule.reach(S) != NARROW.value for q in rows if q.by_query)
+    S, any_blocks = source.shape[3], launch.blocks_for(source)
     either = [q for q in questions if q.by_query is not None and q.by_key is not None]
-    if everything and either:
-        rows, either = rows + either, []
+    rows = [q.by_query for q in questions if q.by_query is not None and q.by_key is None]
+    if any(term(any_blocks).reach(S) != NARROW.value for term in rows):
+        rows, either = rows + [q.by_query for q in either if q.by_query is not None], []
+    small = mask.left < FAR or mask.codes is not None or any(q.crowded for q in questions)
+    blocks = launch.blocks_for(source, len(rows), small=small)
+    for q in questions:
+        if q.bounds is not None:
+            out, k = q.bounds
+            term = Term(terms.bound_start, terms.bound_step, k, terms.bound_end, (out,), blocks.walk)
+            launch.walk(source, mask, lse, [term], blocks)
     if rows:
-        made = [q.by_query(blocks) for q in rows if q.by_query is not None]
-        normal = any(q.normal for q in rows) and source.scoring.sinks is None
+        made = [term(blocks) for term in rows]
+        normal = any(q.normal for q in questions) and source.scoring.sinks is None
         if normal:
             made = [Term(*MASS, terms.nothing_end, (lse,)), *made]
         launch.walk(source, mask, lse, made, blocks, normal=normal)
-    keys = either + [q for q in questions if q.by_query is None]
+    keys = [q.by_key for q in questions if q.by_key is not None and (q.by_query is None or q in either)]
     if keys:
         blocks = launch.blocks_for(source, by_key=True)
-        made = [q.by_key(blocks) for q in keys if q.by_key is not None]
-        launch.walk(source, mask, lse, made, blocks, by_key=True)
+        launch.walk(source, mask, lse, [term(blocks) for term in keys], blocks, by_key=True)
 
 
 # Readings as questions.
@@ -132,17 +140,28 @@ def question_of(reading: Reading, source: Source) -> KernelQuestion | None:
     return None if make is None else make(reading, source)
 
 
-def _sum(
-    value: Any, end: Any, reading: Reading, source: Source, rule: KeyRule = EVERYTHING, *, normal: bool = True
-) -> KernelQuestion:
-    """A sum with one result for each query."""
-    out = new(source, source.shape[2])
-    return KernelQuestion(lambda: (out,), lambda blocks: Term(*SUM, value, end, (out,), 0, rule), normal=normal)
+def _entropy(reading: Reading, source: Source) -> KernelQuestion:
+    out = (new(source, source.shape[2]),)
+    term = Term(*SUM, terms.surprise_of, terms.entropy_end, out)
+    return KernelQuestion(lambda: out, lambda blocks: term, normal=True)
+
+
+def _distance(reading: Reading, source: Source) -> KernelQuestion:
+    out = (new(source, source.shape[2]),)
+    diagonal = KeyRule(0, 0)
+    term = Term(terms.sum_start, terms.distance_step, 0, terms.mean_end, out, 0, diagonal, cut=True)
+    return KernelQuestion(lambda: out, lambda blocks: term, normal=True)
 
 
 def _mass(reading: MassReading, source: Source) -> KernelQuestion | None:
     rule = launch.rule_of(reading.probe, source)
-    return None if rule is None else _sum(terms.weight_of, terms.mean_end, reading, source, rule, normal=False)
+    if rule is None:
+        return None
+    out = (new(source, source.shape[2]),)
+    narrow = rule.reach(source.shape[3]) == NARROW.value
+    functions = (terms.few_start, terms.few_step) if narrow else SUM
+    term = Term(*functions, terms.weight_of, terms.mean_end, out, 0, rule)
+    return KernelQuestion(lambda: out, lambda blocks: term)
 
 
 def _peak(reading: Reading, source: Source) -> KernelQuestion:
@@ -156,14 +175,14 @@ def _top(reading: TopKeysReading, source: Source) -> KernelQuestion | None:
     T, k = source.shape[2], reading.k
     if k > MOST_TOP_KEYS:
         return None
-    found, places = new(source, T, k), new(source, T, k, dtype=torch.int64)
+    found, places, bound = new(source, T, k), new(source, T, k, dtype=torch.int64), new(source, T)
 
     def answer() -> tuple[Tensor, ...]:
         weights, order = found.sort(-1, descending=True)
         return weights, places.gather(-1, order)
 
     functions, size = (terms.top_start, terms.top_step, k, terms.top_end), triton.next_power_of_2(k)
-    return KernelQuestion(answer, lambda blocks: Term(*functions, (found, places), size))
+    return KernelQuestion(answer, lambda blocks: Term(*functions, (found, places, bound), size), bounds=(bound, k))
 
 
 def _histogram(reading: Reading, source: Source) -> KernelQuestion:
@@ -193,16 +212,31 @@ def _picture(reading: PooledReading | PooledPeakReading, source: Source) -> Kern
         return None
     out = new(source, R, C, dtype=torch.int32 if largest else torch.float32, zero=True)
 
-    def term(by_key: bool, blocks: LaunchBlocks) -> Term:
-        edge = max(1, S // C if by_key else T // R)  # cells have at least so many indices along the program's axis
-        strip = 1 << min(launch.WARP_ROWS, edge).bit_length() - 1
-        sizes = (C, R, 1, C) if by_key else (R, C, C, 1)
-        return Term(terms.cells_start, terms.cells_step, largest, terms.nothing_end, (out, *sizes), strip)
+    def whole(blocks: LaunchBlocks) -> bool:
+        """Whether every tile lies in one column of cells."""
+        return S % C == 0 and S // C % blocks.walk == 0
+
+    def term(blocks: LaunchBlocks) -> Term:
+        strip = 1 << min(launch.WARP_ROWS, max(1, T // R)).bit_length() - 1  # no cell has fewer queries
+        if largest:
+            return Term(terms.peaks_start, terms.peaks_step, 0, terms.nothing_end, (out, R, C), strip)
+        if whole(blocks):
+            return Term(terms.whole_start, terms.whole_step, S // C // blocks.walk, terms.whole_end, (out, R, C), strip)
+        most = max(16, triton.next_power_of_2(triton.cdiv(blocks.walk * C, S) + 1))
+        step = terms.exact_step if source.query.dtype == torch.float32 else terms.mixed_step
+        places = (out, R, C, _cells(S, C, out.device))
+        return Term(terms.mixed_start, step, most, terms.nothing_end, places, strip)
 
     def answer() -> tuple[Tensor, ...]:
         return (out.view(torch.float32) if largest else out / _cell_rows(T, R, out.device),)
 
-    return KernelQuestion(answer, functools.partial(term, False), functools.partial(term, True))
+    return KernelQuestion(answer, term, crowded=not whole(launch.SMALL))
+
+
+@functools.lru_cache(maxsize=16)
+def _cells(S: int, C: int, device: torch.device) -> Tensor:
+    """The cell of every key, (S,)."""
+    return (torch.arange(S, device=device) * C // max(S, 1)).int()
 
 
 @functools.lru_cache(maxsize=16)
@@ -220,7 +254,7 @@ def _statistic(reading: Statistic, source: Source) -> KernelQuestion | None:
     out: tuple[Tensor, ...] = (new(source, size), new(source, size, dtype=torch.int64))
     functions = (terms.largest_start, terms.largest_step, reading.kernel, terms.largest_end)
     if reading.combine != "max":
-        out, functions = out[:1], (*SUM, reading.kernel, terms.sum_end)
+        out, functions = out[:1], (terms.sum_start, terms.seen_step, reading.kernel, terms.sum_end)
     term = Term(*functions, out, int(reading.combine == "count"), rule, reading.token_tables(source))
 
     def answer() -> tuple[Tensor, ...]:
@@ -232,9 +266,9 @@ def _statistic(reading: Statistic, source: Source) -> KernelQuestion | None:
 
 
 QUESTIONS: dict[type[Reading], Callable[..., KernelQuestion | None]] = {
-    EntropyReading: functools.partial(_sum, terms.surprise_of, terms.entropy_end),
+    EntropyReading: _entropy,
     PeakReading: _peak,
-    DistanceReading: functools.partial(_sum, terms.distance_of, terms.mean_end),
+    DistanceReading: _distance,
     HistogramReading: _histogram,
     MassReading: _mass,
     TopKeysReading: _top,

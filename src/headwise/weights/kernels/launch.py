@@ -12,8 +12,9 @@ from torch import Tensor
 
 from headwise.masks import Mask
 from headwise.masks.lowering import simplify
-from headwise.weights.counting import equal_codes
-from headwise.weights.kernels.walk import EVERYWHERE, NARROW, WIDE, walk_kernel
+from headwise.weights.counting import code_reach, equal_codes
+from headwise.weights.kernels.tile import FIRST, LEFT, RIGHT, STOP
+from headwise.weights.kernels.walk import CUT, EVERYWHERE, NARROW, WIDE, walk_kernel
 from headwise.weights.kernels.weights import weights_kernel
 from headwise.weights.memory import BoundedMemory
 from headwise.weights.source import Source
@@ -37,24 +38,25 @@ class LaunchBlocks(NamedTuple):
     stages: int
 
 
-# Blocks for 16-bit inputs and heads up to 64, 128 and 256 wide. Those of rows were the fastest on an H200 for a
-# prototype of the walk; those of keys and of wide heads were chosen by the registers and instructions they compile to.
-SMALL, WIDE_HEADS = LaunchBlocks(64, 64, 4, 3), LaunchBlocks(64, 32, 4, 2)
+# Blocks for 16-bit inputs and heads up to 64, 128 and 256 wide: the fastest on an H200 of those that were tried.
+SMALL, WIDE_HEADS = LaunchBlocks(64, 64, 4, 3), LaunchBlocks(64, 64, 4, 2)
 TABLE = {
-    "rows": (SMALL, LaunchBlocks(128, 64, 8, 3), WIDE_HEADS),
-    "short rows": (SMALL, SMALL, WIDE_HEADS),
-    "keys": (LaunchBlocks(64, 128, 4, 3), LaunchBlocks(64, 128, 4, 3), LaunchBlocks(64, 64, 4, 2)),
+    "few": (SMALL, SMALL, WIDE_HEADS),
+    "many": (SMALL, SMALL, LaunchBlocks(64, 32, 4, 3)),
+    "many, long": (LaunchBlocks(128, 64, 4, 3), LaunchBlocks(128, 64, 4, 3), LaunchBlocks(64, 32, 4, 3)),
+    "keys": (LaunchBlocks(64, 128, 4, 3), LaunchBlocks(64, 128, 4, 3), WIDE_HEADS),
 }
-SHORT = 16384  # with fewer keys, larger blocks of queries would leave part of the GPU idle
+LONG = 8192  # with fewer keys, or with a mask that leaves fewer, larger blocks would leave part of the GPU idle
+MANY = 4  # terms
 FLOAT32 = LaunchBlocks(32, 32, 4, 2)  # full-precision products need more registers
 
 
-def blocks_for(source: Source, *, by_key: bool = False) -> LaunchBlocks:
-    """The blocks for this width, length and dtype."""
+def blocks_for(source: Source, terms: int = 1, *, small: bool = False, by_key: bool = False) -> LaunchBlocks:
+    """The blocks for this width, length and dtype, and a walk of so many terms; never large ones if `small`."""
     if source.query.dtype == torch.float32:
         return FLOAT32
-    D, S = source.query.shape[3], source.shape[3]
-    kind = "keys" if by_key else "short rows" if S < SHORT else "rows"
+    D, long = source.query.shape[3], source.shape[3] >= LONG and not small
+    kind = "keys" if by_key else "few" if terms < MANY else "many, long" if long else "many"
     return TABLE[kind][(D > 64) + (D > 128)]
 
 
@@ -94,6 +96,13 @@ class KeyRule(NamedTuple):
             return int(EVERYWHERE.value)
         return int((NARROW if min(band, span) <= max(NEAR, S // 4) else WIDE).value)
 
+    def tests(self, S: int) -> int:
+        """What has to be tested of the rule."""
+        tested = zip(
+            (LEFT, RIGHT, FIRST, STOP), (self.left < FAR, self.right < FAR, self.first > 0, self.stop < S), strict=True
+        )
+        return sum(int(test.value) for test, needed in tested if needed)
+
 
 def rule_of(mask: Mask | None, source: Source) -> KeyRule | None:
     """The rule equivalent to a mask or probe, or None if there is none."""
@@ -116,7 +125,10 @@ def _rule(structure: Structure | None, source: Source) -> KeyRule | None:
 
 
 class Term(NamedTuple):
-    """A statistic for the walk: its functions (see `terms.py`), its tensors, where it looks, and tokens it gets."""
+    """A statistic for the walk: its functions (see `terms.py`), its tensors, where it looks, and tokens it gets.
+
+    If `cut`, it looks everywhere, and makes edges of the tiles that its rule allows.
+    """
 
     start: Any
     step: Any
@@ -126,6 +138,11 @@ class Term(NamedTuple):
     size: int = 0
     rule: KeyRule = KeyRule()
     tokens: Codes | None = None
+    cut: bool = False
+
+    def reach(self, S: int) -> int:
+        """How the term uses inner tiles."""
+        return int(CUT.value) if self.cut else self.rule.reach(S)
 
 
 def walk(
@@ -150,20 +167,21 @@ def walk(
         normal: rows sum to 1; then the first term is their mass.
     """
     S, filler = source.shape[3], source.query
-    tables = _mask_tables(mask, filler)
+    tables = _mask_tables(mask, filler, by_key)
     functions, outs, rules = [], [], [mask]
     for term in asked:
         places = []
         for given in (term.rule.codes, term.rule.opened, term.tokens):
             places.append(0 if given is None else len(tables))
             tables += [] if given is None else [_table(*given) if isinstance(given, tuple) else _table(given)]
-        functions.append((*term[:4], term.size, term.rule.reach(S), *places))
+        functions.append((*term[:4], term.size, term.reach(S), term.rule.tests(S), *places))
         outs.append(term.out)
         rules.append(term.rule)
     numbers = _numbers(tuple((*rule[:3], min(rule.stop, S)) for rule in rules), filler.device)
     options = {"TERMS": tuple(functions), "DIGEST": digest(functions), "BY_KEY": by_key, "SCORES": lse is None}
-    narrow = sum(term[5] == NARROW.value for term in functions)
-    options |= {"NORMAL": normal, "FULL": narrow < len(functions), "RUNS": 2 * narrow + 5}
+    narrow, cut = (sum(term[5] == kind.value for term in functions) for kind in (NARROW, CUT))
+    options |= {"NORMAL": normal, "FULL": narrow < len(functions), "RUNS": 2 * (narrow + cut) + 5}
+    options["TESTED"] = mask.tests(S) | int(STOP.value)  # also of the keys beyond the last one
     options |= {"CODES": mask.codes is not None, "OPEN": mask.opened is not None, "BO": blocks.own, "BW": blocks.walk}
     first = [filler.new_empty(1, dtype=torch.float32) if lse is None else lse, tuple(outs), tuple(tables), numbers]
     run(walk_kernel, source, blocks, first, triton.cdiv(source.shape[3 if by_key else 2], blocks.own), options)
@@ -221,10 +239,17 @@ def _table(*tensors: Tensor) -> tuple[Any, ...]:
     return *tensors, *(0 if len(x) == 1 else x.stride(0) for x in tensors)
 
 
-def _mask_tables(mask: KeyRule, filler: Tensor) -> list[tuple[Any, ...]]:
-    """The codes and the open keys of a mask; `filler` points anywhere in the place of those it does not have."""
-    codes = (filler, filler, 0, 0) if mask.codes is None else _table(*mask.codes)
-    return [codes, (filler, 0) if mask.opened is None else _table(mask.opened)]
+def _mask_tables(mask: KeyRule, filler: Tensor, by_key: bool = False) -> list[tuple[Any, ...]]:
+    """The codes of a mask, its open keys, and what indices of the program's axis reach by their codes.
+
+    `filler` points anywhere in the place of what the mask does not have.
+    """
+    opened = (filler, 0) if mask.opened is None else _table(mask.opened)
+    if mask.codes is None:
+        return [(filler, filler, 0, 0), opened, (filler, 0)]
+    own, walked = reversed(mask.codes) if by_key else mask.codes
+    reach = memory.get(mask.codes, by_key, lambda: code_reach(own, walked))
+    return [_table(*mask.codes), opened, _table(reach)]
 
 
 @functools.lru_cache(maxsize=64)

@@ -19,12 +19,21 @@ from headwise.weights.kernels.tile import HIDDEN, LN_2, SEEN
 
 LAST = tl.constexpr(2**31 - 1)  # after every index
 
-# Sums along the walk. They are compensated (Kahan): a float that is added to thousands of times would lose digits.
+# Sums along the walk. A matrix product leaves a row of a tile with four threads, of which each holds every fourth pair
+# of columns. What each has found is a lane, so that no thread waits for another before the walk is over. Sums are
+# compensated (Kahan): a float that is added to thousands of times would lose digits.
+
+
+@triton.jit
+def in_lanes(values):
+    """The sums of a tile (BO, BW) in each lane, (BO, 4)."""
+    parts = tl.reshape(values, (values.shape[0], values.shape[1] // 8, 4, 2))
+    return tl.sum(tl.sum(parts, 3), 1)
 
 
 @triton.jit
 def sum_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.constexpr):
-    return tl.zeros((BO,), tl.float32), tl.zeros((BO,), tl.float32)
+    return tl.zeros((BO, 4), tl.float32), tl.zeros((BO, 4), tl.float32)
 
 
 @triton.jit
@@ -46,28 +55,66 @@ def _values(VALUE: tl.constexpr, pair, hidden, HIDES: tl.constexpr):
 
 @triton.jit
 def sum_step(sums, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
-    """With SIZE 1, values that are not 0 are counted."""
+    """Values that are 0 where the weight is."""
+    return _add(sums, in_lanes(VALUE(pair)))
+
+
+@triton.jit
+def few_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.constexpr):
+    return (tl.zeros((BO, 4), tl.float32),)
+
+
+@triton.jit
+def few_step(sums, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
+    """Values of a few tiles, whose sum needs no compensation."""
+    return (sums[0] + in_lanes(VALUE(pair)),)
+
+
+@triton.jit
+def seen_step(sums, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
+    """Any values; with SIZE 1, those that are not 0 are counted."""
     values = _values(VALUE, pair, 0.0, HIDES)
     if SIZE:
         values = (values != 0).to(tl.float32)
-    return _add(sums, tl.sum(values, 1))
+    return _add(sums, in_lanes(values))
+
+
+@triton.jit
+def distance_step(sums, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
+    """Σ w·|p − k|. In inner tiles all keys are on one side of the query, so that only Σ w·k is added up by pair."""
+    if HIDES:
+        far = in_lanes(pair.weight * tl.abs(pair.distance))
+    else:
+        BO: tl.constexpr = pair.weight.shape[0]
+        BW: tl.constexpr = pair.weight.shape[1]
+        parts = tl.reshape(pair.weight, (BO, BW // 8, 4, 2))
+        ramp = tl.arange(0, BW // 8)[:, None, None] * 8 + tl.arange(0, 2)[None, None, :]  # the same in all lanes
+        along = tl.sum(tl.sum(parts * ramp.to(tl.float32)[None, :, :, :], 3), 1)
+        first = place.first + place.offset - place.start + tl.arange(0, BO)[:, None] - 2 * tl.arange(0, 4)[None, :]
+        far = tl.abs(first.to(tl.float32) * in_lanes(pair.weight) - along)
+    return _add(sums, far)
+
+
+@triton.jit
+def _store(values, out, place):
+    """One value for each index of the program's axis."""
+    index = place.first + tl.arange(0, values.shape[0])
+    tl.store(out + place.flat.to(tl.int64) * place.own_size + index, values, mask=index < place.own_size)
 
 
 @triton.jit
 def sum_end(sums, total, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr):
-    index = place.first + tl.arange(0, sums[0].shape[0])
-    tl.store(out[0] + place.flat.to(tl.int64) * place.own_size + index, sums[0], mask=index < place.own_size)
+    _store(tl.sum(sums[0], 1), out[0], place)
 
 
 @triton.jit
 def mean_end(sums, total, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr):
-    sum_end((sums[0] / total, total), total, place, out, VALUE, SIZE)
+    _store(tl.sum(sums[0], 1) / total, out[0], place)
 
 
 @triton.jit
 def entropy_end(sums, total, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr):
-    nats = -LN_2 * sums[0] / total + LN_2 * tl.log2(total)
-    sum_end((nats, total), total, place, out, VALUE, SIZE)
+    _store((tl.log2(total) - tl.sum(sums[0], 1) / total) * LN_2, out[0], place)
 
 
 @triton.jit
@@ -85,27 +132,38 @@ def surprise_of(pair):
     return pair.weight * pair.log2_weight
 
 
-@triton.jit
-def distance_of(pair):
-    return pair.weight * tl.abs(pair.distance)
-
-
-# The largest value, and where it is.
+# The largest value, and where it is: in each of 8 lanes, so that the places within a tile are constants.
 
 
 @triton.jit
 def largest_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.constexpr):
-    return tl.full((BO,), float("-inf"), tl.float32), tl.full((BO,), -1, tl.int32)
+    return tl.full((BO, 8), float("-inf"), tl.float32), tl.full((BO, 8), -1, tl.int32)
+
+
+@triton.jit
+def _larger(value, place, other, other_place):
+    """The larger of two values and its place; of equal ones the first."""
+    second = other > value
+    return tl.where(second, other, value), tl.where(second, other_place, place)
 
 
 @triton.jit
 def largest_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
     best, where = found
     values = _values(VALUE, pair, float("-inf"), HIDES)
-    top = tl.max(values, 1)
-    there = place.start + tl.arange(0, values.shape[1])
-    at = tl.min(tl.where(values == top[:, None], there[None, :], LAST), 1)  # of equal values the first
-    return tl.maximum(best, top), tl.where(top > best, at, where)
+    shape: tl.constexpr = (values.shape[0], values.shape[1] // 8, 8)
+    steps = tl.broadcast_to((tl.arange(0, values.shape[1] // 8) * 8)[None, :, None], shape)
+    top, at = tl.reduce((tl.reshape(values, shape), steps), 1, _larger)
+    return tl.maximum(best, top), tl.where(top > best, place.start + at, where)
+
+
+@triton.jit
+def _largest(found):
+    """The largest of the lanes and where it is; -1 if nothing was seen."""
+    best, where = found
+    top = tl.max(best, 1)
+    at = tl.min(tl.where((best == top[:, None]) & (where >= 0), where + tl.arange(0, 8)[None, :], LAST), 1)
+    return top, tl.where(at < LAST, at, -1)
 
 
 @triton.jit
@@ -115,15 +173,38 @@ def log_weight_of(pair):
 
 @triton.jit
 def largest_end(found, total, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr):
-    index = place.first + tl.arange(0, found[0].shape[0])
-    at = place.flat.to(tl.int64) * place.own_size + index
-    tl.store(out[0] + at, tl.where(found[1] >= 0, found[0], 0.0), mask=index < place.own_size)
-    tl.store(out[1] + at, found[1], mask=index < place.own_size)
+    top, at = _largest(found)
+    _store(tl.where(at >= 0, top, 0.0), out[0], place)
+    _store(at, out[1], place)
 
 
 @triton.jit
 def peak_end(found, total, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr):
-    largest_end((tl.exp2(found[0]) / total, found[1]), total, place, out, VALUE, SIZE)
+    top, at = _largest(found)
+    _store(tl.where(at >= 0, tl.exp2(top) / total, 0.0), out[0], place)
+    _store(at, out[1], place)
+
+
+# A number that at least k of a row's log2 weights reach, a little below the k-th largest: of the largest weights in
+# every column of the tiles, the k-th largest. VALUE is k, SIZE the width of a tile.
+
+
+@triton.jit
+def bound_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.constexpr):
+    return (tl.full((BO, SIZE), HIDDEN, tl.float32),)
+
+
+@triton.jit
+def bound_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
+    return (tl.maximum(found[0], pair.log2_weight),)
+
+
+@triton.jit
+def bound_end(found, total, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr):
+    best = found[0]
+    for _ in range(VALUE - 1):
+        best = tl.where(best == tl.max(best, 1)[:, None], HIDDEN, best)
+    _store(tl.max(best, 1) - 0.001, out[0], place)
 
 
 # The k largest weights and where they are, unsorted; VALUE is k, SIZE the next power of two.
@@ -131,9 +212,11 @@ def peak_end(found, total, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def top_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.constexpr):
-    """Slots beyond the requested k hold plus infinity, so that nothing replaces them."""
-    unused = tl.where(tl.arange(0, SIZE) < VALUE, HIDDEN, float("inf"))
-    return tl.zeros((BO, SIZE), tl.float32) + unused[None, :], tl.zeros((BO, SIZE), tl.int32) - 1
+    """Only weights above a bound enter. Slots beyond the requested k hold plus infinity: nothing replaces them."""
+    index = place.first + tl.arange(0, BO)
+    bound = tl.load(out[2] + place.flat.to(tl.int64) * place.own_size + index, mask=index < place.own_size, other=0.0)
+    used = (tl.arange(0, SIZE) < VALUE)[None, :]
+    return tl.where(used, tl.maximum(bound, HIDDEN)[:, None], float("inf")), tl.full((BO, SIZE), -1, tl.int32)
 
 
 @triton.jit
@@ -160,7 +243,7 @@ def top_end(found, total, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr):
     index, slots = place.first + tl.arange(0, found[0].shape[0]), tl.arange(0, SIZE)[None, :]
     at = (place.flat.to(tl.int64) * place.own_size + index)[:, None] * VALUE + slots
     valid = (index < place.own_size)[:, None] & (slots < VALUE)
-    tl.store(out[0] + at, tl.exp2(found[0]), mask=valid)
+    tl.store(out[0] + at, tl.where(found[1] >= 0, tl.exp2(found[0]), 0.0), mask=valid)
     tl.store(out[1] + at, found[1], mask=valid)
 
 
@@ -188,7 +271,7 @@ def lse_end(found, total, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr):
     running_max, running_sum = found
     log2_sum = running_max + tl.log2(tl.where(running_sum > 0, running_sum, 1.0))
     lse = tl.where(running_sum > 0, log2_sum * LN_2, float("-inf"))
-    sum_end((lse, lse), total, place, out, VALUE, SIZE)
+    _store(lse, out[0], place)
 
 
 # Attention by octave of distance, for a walk over keys. A tile within one octave only adds to sums in registers, which
@@ -255,10 +338,8 @@ def across_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr
     return found
 
 
-# The cells of a picture, of any size: `out` is the picture (B, H, R, C), the number of cells along the program's axis
-# and along the walk, and the strides of both. Along the walk, a tile is cut where cells end. Along the other axis, a
-# warp holds strips of SIZE indices that lie in at most two cells each. Each part is added to its cell by an atomic, or
-# raises it if VALUE says that the picture shows the largest weights.
+# The cells of a picture, of any size, for a walk over keys: `out` is the picture (B, H, R, C), R and C. A warp holds
+# strips of SIZE queries that lie in at most two rows of cells each. Each part is added to its cell by an atomic.
 
 
 @triton.jit
@@ -268,51 +349,124 @@ def border(cell, size, cells):
 
 
 @triton.jit
-def cells_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.constexpr):
-    """The cell of each strip, which of its indices lie in it, whether others lie in the next; the cell of the walk."""
+def _strips(place, out, SIZE: tl.constexpr, BO: tl.constexpr):
+    """Where the row of cells of each strip is, whether there is one, and which of the queries lie in it.
+
+    And which strips go on in the next row, and whether any does.
+    """
     begins = place.first + tl.arange(0, BO // SIZE) * SIZE
     cell = (begins.to(tl.int64) * out[1] // place.own_size).to(tl.int32)
+    at = out[0] + (place.flat.to(tl.int64) * out[1] + cell) * out[2]
     ends = border(cell + 1, place.own_size, out[1])
     held = (begins[:, None] + tl.arange(0, SIZE)[None, :] < ends[:, None]).to(tl.float32)
-    return cell, held, ends < begins + SIZE, 0, 0
+    cut = (ends < begins + SIZE) & (cell + 1 < out[1])
+    return at, cell < out[1], held, cut, tl.max(cut.to(tl.int32), 0) > 0
+
+
+# Cells as long as one tile or several: each row is added up before it goes to its cell. VALUE is how many tiles.
 
 
 @triton.jit
-def _to_cells(at, step, values, held, fits, spills, LARGEST: tl.constexpr):
-    """Add a value for each index of the program's axis to its cell at `at`, or to the next one, `step` further."""
-    values = tl.reshape(values, held.shape)
-    if LARGEST:  # weights are not negative, so their bits are ordered like integers
-        tl.atomic_max(at, tl.max(values * held, 1).to(tl.int32, bitcast=True), mask=fits, sem="relaxed")
-        rest = tl.max(values * (1 - held), 1).to(tl.int32, bitcast=True)
-        tl.atomic_max(at + step, rest, mask=spills, sem="relaxed")
-    else:
-        tl.atomic_add(at, tl.sum(values * held, 1), mask=fits, sem="relaxed")
-        tl.atomic_add(at + step, tl.sum(values * (1 - held), 1), mask=spills, sem="relaxed")
+def whole_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.constexpr):
+    return _strips(place, out, SIZE, BO), tl.zeros((BO, 4), tl.float32), 0
 
 
 @triton.jit
-def cells_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
-    own_cell, held, cut, cell, stop = found
+def _flush(strips, rows, col, out):
+    """Add what the rows have of one column of cells."""
+    at, fits, held, cut, split = strips
+    at += col
+    parts = tl.reshape(rows, (held.shape[0], held.shape[1], 4))
+    tl.atomic_add(at, tl.sum(tl.sum(parts * held[:, :, None], 2), 1), mask=fits, sem="relaxed")
+    if split:
+        tl.atomic_add(at + out[2], tl.sum(tl.sum(parts * (1 - held)[:, :, None], 2), 1), mask=cut, sem="relaxed")
+
+
+@triton.jit
+def whole_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
+    strips, rows, col = found
+    now = place.start // (pair.weight.shape[1] * VALUE)
+    if now != col:
+        _flush(strips, rows, col, out)
+        rows = tl.zeros_like(rows)
+    return strips, rows + in_lanes(pair.weight), now
+
+
+@triton.jit
+def whole_end(found, total, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr):
+    _flush(found[0], found[1], found[2], out)
+
+
+# Several cells in a tile: a matrix product with 0 and 1 adds them up. `out` also has the column of cells of every key.
+# VALUE is the most columns there can be in a tile.
+
+
+@triton.jit
+def mixed_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.constexpr):
+    return _strips(place, out, SIZE, BO)
+
+
+@triton.jit
+def _mixed(strips, pair, place, out, VALUE: tl.constexpr, EXACT: tl.constexpr):
+    at, fits, held, cut, split = strips
+    there, end = place.start + tl.arange(0, pair.weight.shape[1]), place.walk_size
+    own = tl.load(out[3] + there, mask=there < end, other=-1)
+    last = tl.load(out[3] + tl.minimum(place.start + pair.weight.shape[1], end) - 1)
+    cols = tl.load(out[3] + place.start) + tl.arange(0, VALUE)
+    # Triton 3.6 reads the factor wrongly unless keys lie next to each other in memory: hence the transposed view.
+    inside = own[None, :] == cols[:, None]
+    if EXACT:
+        sums = tl.dot(pair.weight, tl.trans(inside.to(tl.float32)), input_precision="ieee")
+    else:  # a weight as two numbers of 11 bits, scaled so that small ones keep them
+        scaled, inside = pair.weight * 32768, tl.trans(inside.to(tl.float16))
+        high = scaled.to(tl.float16)
+        sums = tl.dot((scaled - high.to(tl.float32)).to(tl.float16), inside, tl.dot(high, inside)) * (1 / 32768)
+    parts, here = tl.reshape(sums, (held.shape[0], held.shape[1], VALUE)), at[:, None] + cols[None, :]
+    some = (cols <= last)[None, :]
+    tl.atomic_add(here, tl.sum(parts * held[:, :, None], 1), mask=fits[:, None] & some, sem="relaxed")
+    if split:
+        rest = tl.sum(parts * (1 - held)[:, :, None], 1)
+        tl.atomic_add(here + out[2], rest, mask=cut[:, None] & some, sem="relaxed")
+    return strips
+
+
+@triton.jit
+def mixed_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
+    return _mixed(found, pair, place, out, VALUE, False)
+
+
+@triton.jit
+def exact_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
+    """The same for float32 inputs, whose products take no 16-bit numbers."""
+    return _mixed(found, pair, place, out, VALUE, True)
+
+
+# Pictures of the largest weights: a tile is cut where cells end. Weights are not negative, so their bits are ordered
+# like integers.
+
+
+@triton.jit
+def peaks_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.constexpr):
+    return _strips(place, out, SIZE, BO), 0, 0
+
+
+@triton.jit
+def peaks_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
+    strips, cell, stop = found
+    at, fits, held, cut, _ = strips
     BW: tl.constexpr = pair.weight.shape[1]
-    picture, own_cells, cells, own_stride, stride = out
-    here = picture + place.flat.to(tl.int64) * own_cells * cells + own_cell.to(tl.int64) * own_stride
-    fits, spills = own_cell < own_cells, cut & (own_cell + 1 < own_cells)
+    there = place.start + tl.arange(0, BW)
     low, end = place.start, tl.minimum(place.start + BW, place.walk_size)
     if low < end:  # always; see `top_step`
-        while stop <= low:
-            cell = tl.where(stop > 0, cell + 1, cell)
-            stop = border(cell + 1, place.walk_size, cells)
-    if stop >= end:  # the tile lies in one cell
-        values = tl.max(pair.weight, 1) if VALUE else tl.sum(pair.weight, 1)
-        _to_cells(here + cell * stride, own_stride, values, held, fits, spills, VALUE)
-    else:
-        there = place.start + tl.arange(0, BW)
         while low < end:
+            while stop <= low:
+                cell = tl.where(stop > 0, cell + 1, cell)
+                stop = border(cell + 1, place.walk_size, out[2])
             inside = ((there >= low) & (there < stop)).to(tl.float32)[None, :]
-            values = tl.max(pair.weight * inside, 1) if VALUE else tl.sum(pair.weight * inside, 1)
-            _to_cells(here + cell * stride, own_stride, values, held, fits, spills, VALUE)
+            values = tl.reshape(tl.max(pair.weight * inside, 1), held.shape)
+            own, rest = tl.max(values * held, 1), tl.max(values * (1 - held), 1)
+            here = at + cell
+            tl.atomic_max(here, own.to(tl.int32, bitcast=True), mask=fits, sem="relaxed")
+            tl.atomic_max(here + out[2], rest.to(tl.int32, bitcast=True), mask=cut, sem="relaxed")
             low = stop
-            if low < end:
-                cell += 1
-                stop = border(cell + 1, place.walk_size, cells)
-    return own_cell, held, cut, cell, stop
+    return strips, cell, stop

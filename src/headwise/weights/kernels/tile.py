@@ -4,6 +4,7 @@ Weights are powers of two: log2(weight) = score · log2(e) − normalizer, one f
 """
 
 # mypy: ignore-errors
+# ruff: noqa: SIM108 - Triton would compile both sides of a ternary
 import triton
 import triton.language as tl
 
@@ -67,19 +68,51 @@ def load_rule(numbers, index):
     return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
 
 
+LEFT, RIGHT, FIRST, STOP = (tl.constexpr(1 << i) for i in range(4))  # what has to be tested of a rule
+
+
 @triton.jit
-def allows(rule, position, col):
+def allows(rule, position, col, TESTS: tl.constexpr):
     """Where a rule allows the query at `position` to see key `col`; both are 2-D and broadcast with each other."""
     left, right, first, stop = rule
-    return (col <= position + right) & (col >= position - left) & (col >= first) & (col < stop)
+    seen = tl.full((1, 1), True, tl.int1)
+    if LEFT & TESTS:
+        seen = seen & (col >= position - left)
+    if RIGHT & TESTS:
+        seen = seen & (col <= position + right)
+    if FIRST & TESTS:
+        seen = seen & (col >= first)
+    if STOP & TESTS:
+        seen = seen & (col < stop)
+    return seen
 
 
 @triton.jit
-def load_codes(table, batch, rows, cols, T, S, BY_KEY: tl.constexpr):
-    """The codes of some queries and keys, 2-D, so that comparing them gives a tile. See `launch.Codes`."""
+def load_reach(table, batch, index, size):
+    """What a block can reach by its codes and what all of it reaches: (some_lo, some_hi, all_lo, all_hi)."""
+    at, inside = table[0] + batch * table[1] + index, index < size
+    some_lo, some_hi = tl.load(at, mask=inside, other=1 << 30), tl.load(at + size, mask=inside, other=0)
+    all_lo = tl.load(at + 2 * size, mask=inside, other=0)
+    all_hi = tl.load(at + 3 * size, mask=inside, other=1 << 30)
+    return tl.min(some_lo, 0), tl.max(some_hi, 0), tl.max(all_lo, 0), tl.min(all_hi, 0)
+
+
+@triton.jit
+def load_codes(table, batch, rows, cols, T, S, BY_KEY: tl.constexpr, RAGGED: tl.constexpr):
+    """The codes of some queries and keys, 2-D, so that comparing them gives a tile. See `launch.Codes`.
+
+    Unless RAGGED, there are no indices beyond the last one along the walk.
+    """
     asked, offered, asked_batch, offered_batch = table
-    own = tl.load(asked + batch * asked_batch + rows, mask=rows < T, other=-1)
-    theirs = tl.load(offered + batch * offered_batch + cols, mask=cols < S, other=-2)
+    asked, offered = asked + batch * asked_batch + rows, offered + batch * offered_batch + cols
+    if RAGGED or not BY_KEY:
+        own = tl.load(asked, mask=rows < T, other=-1)
+    else:
+        own = tl.load(asked)
+    if RAGGED or BY_KEY:
+        theirs = tl.load(offered, mask=cols < S, other=-2)
+    else:
+        theirs = tl.load(offered)
     if BY_KEY:
         return own[None, :], theirs[:, None]
     else:  # noqa: RET505 - Triton would compile a return after this as well
@@ -97,7 +130,7 @@ def load_open(table, batch, cols, S, BY_KEY: tl.constexpr):
 
 
 @triton.jit
-def same_code(table, batch, rows, cols, T, S, BY_KEY: tl.constexpr):
+def same_code(table, batch, rows, cols, T, S, BY_KEY: tl.constexpr, RAGGED: tl.constexpr):
     """Where the code of a query equals that of a key."""
-    asked, offered = load_codes(table, batch, rows, cols, T, S, BY_KEY)
+    asked, offered = load_codes(table, batch, rows, cols, T, S, BY_KEY, RAGGED)
     return asked == offered

@@ -5,13 +5,14 @@ queries that see them. The log-sum-exp of every query is known, so each weight i
 is written per pair. TERMS are the statistics, each a few small functions; see `terms.py`.
 
 Most tiles are *inner*: the mask hides nothing of them, and every term either wants all of the tile or none of it. They
-need no tests of positions. The others are *edges*: the diagonal, the ends of a window, the first keys if a term looks
-at those. A term that can be nonzero only near the diagonal or in a few keys (NARROW) runs in edges alone, and a walk of
-such terms skips all inner tiles. Compare with `reference.attend` and a formula.
+need no tests of positions. The others are *edges*: the diagonal, the ends of a window or of a document, the first keys
+if a term looks at those. A term that can be nonzero only near the diagonal or in a few keys (NARROW) runs in edges
+alone, and a walk of such terms skips all inner tiles. A term may also have a shorter formula for tiles that lie on one
+side of some place (CUT), which makes edges of the tiles there. Compare with `reference.attend` and a formula.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: RUF005, SIM108 - Triton knows neither starred tuples nor tensors in a ternary
+# ruff: noqa: RUF005, SIM102, SIM108 - Triton knows neither starred tuples nor tensors in a ternary
 from typing import NamedTuple
 
 import triton
@@ -25,13 +26,14 @@ from headwise.weights.kernels.tile import (
     load_codes,
     load_norm,
     load_open,
+    load_reach,
     load_rule,
     log2_scores,
     same_code,
     to_head,
 )
 
-EVERYWHERE, NARROW, WIDE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+EVERYWHERE, NARROW, WIDE, CUT = (tl.constexpr(i) for i in range(4))
 
 
 class WeightPair(NamedTuple):
@@ -67,7 +69,7 @@ class TilePlace(NamedTuple):
 
 
 # The parts of a term in TERMS.
-START, STEP, VALUE, END, SIZE, REACH, TABLE, OPENED, TOKENS = (tl.constexpr(i) for i in range(9))
+START, STEP, VALUE, END, SIZE, REACH, TESTS, TABLE, OPENED, TOKENS = (tl.constexpr(i) for i in range(10))
 
 
 @triton.jit
@@ -113,7 +115,7 @@ def run_from(start, spans, inner_lo, inner_hi, hi, TERMS: tl.constexpr, BW: tl.c
     edge_stop = tl.where(start < inner_lo, up(inner_lo, BW), tl.where(edge, hi, start + BW))
     inner_stop = inner_hi // BW * BW
     for f in tl.static_range(len(TERMS)):
-        if TERMS[f][REACH] == NARROW:
+        if TERMS[f][REACH] == NARROW or TERMS[f][REACH] == CUT:
             lo, stop = spans[f]
             here = (lo < start + BW) & (stop > start) & (lo < stop)
             edge = edge | here
@@ -124,10 +126,33 @@ def run_from(start, spans, inner_lo, inner_hi, hi, TERMS: tl.constexpr, BW: tl.c
 
 
 @triton.jit
+def add_term(
+    found, pairs, place, rows, cols, position, col, tables, numbers, out, H, T, S,
+    TERMS: tl.constexpr, F: tl.constexpr, BY_KEY: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """What one term has found after one more tile, given the weights, their log2 and what they were divided by."""
+    weight, x, level = pairs
+    batch = place.flat // H
+    if EDGE and (TERMS[F][REACH] == NARROW or TERMS[F][REACH] == WIDE):
+        wanted = allows(load_rule(numbers, F + 1), position, col, TERMS[F][TESTS])
+        if TERMS[F][OPENED] > 0:
+            wanted = wanted | load_open(tables[TERMS[F][OPENED]], batch, cols, S, BY_KEY)
+        weight, x = tl.where(wanted, weight, 0.0), tl.where(wanted, x, HIDDEN)
+    if TERMS[F][TABLE] > 0:
+        wanted = same_code(tables[TERMS[F][TABLE]], batch, rows, cols, T, S, BY_KEY, EDGE)
+        weight, x = tl.where(wanted, weight, 0.0), tl.where(wanted, x, HIDDEN)
+    tokens = position, col
+    if TERMS[F][TOKENS] > 0:
+        tokens = load_codes(tables[TERMS[F][TOKENS]], batch, rows, cols, T, S, BY_KEY, EDGE)
+    pair = pair_of(weight, x, level, position, col, tokens)
+    return TERMS[F][STEP](found, pair, place, out, TERMS[F][VALUE], TERMS[F][SIZE], EDGE or TERMS[F][TABLE] > 0)
+
+
+@triton.jit
 def add_tile(
-    found, place, mine, norm, walk, walk_row, lse, tables, numbers, outs, H, scale2, softcap,
-    TERMS: tl.constexpr, BY_KEY: tl.constexpr, SCORES: tl.constexpr, CODES: tl.constexpr, OPEN: tl.constexpr,
-    CAPPED: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr,
+    found, spans, place, mine, norm, walk, walk_row, lse, tables, numbers, outs, H, scale2, softcap,
+    TERMS: tl.constexpr, TESTED: tl.constexpr, BY_KEY: tl.constexpr, SCORES: tl.constexpr, CODES: tl.constexpr,
+    OPEN: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr, BO: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """What the terms have found after one more tile."""
@@ -145,33 +170,28 @@ def add_tile(
     if not SCORES:
         x = x - level
     if EDGE:
-        seen = allows(load_rule(numbers, 0), position, col)
+        seen = allows(load_rule(numbers, 0), position, col, TESTED)
         if OPEN:
             seen = seen | load_open(tables[1], batch, cols, S, BY_KEY)
+        if CODES:
+            seen = seen & same_code(tables[0], batch, rows, cols, T, S, BY_KEY, True)
         x = tl.where(seen, x, HIDDEN)
-    if CODES:
-        x = tl.where(same_code(tables[0], batch, rows, cols, T, S, BY_KEY), x, HIDDEN)
-    weight = tl.exp2(x)
+    pairs = tl.exp2(x), x, level
     new = ()
     for f in tl.static_range(len(TERMS)):
-        if EDGE or TERMS[f][REACH] != NARROW:
-            w, y = weight, x
-            if EDGE and TERMS[f][REACH] != EVERYWHERE:
-                wanted = allows(load_rule(numbers, f + 1), position, col)
-                if TERMS[f][OPENED] > 0:
-                    wanted = wanted | load_open(tables[TERMS[f][OPENED]], batch, cols, S, BY_KEY)
-                w, y = tl.where(wanted, w, 0.0), tl.where(wanted, y, HIDDEN)
-            if TERMS[f][TABLE] > 0:
-                wanted = same_code(tables[TERMS[f][TABLE]], batch, rows, cols, T, S, BY_KEY)
-                w, y = tl.where(wanted, w, 0.0), tl.where(wanted, y, HIDDEN)
-            tokens = position, col
-            if TERMS[f][TOKENS] > 0:
-                tokens = load_codes(tables[TERMS[f][TOKENS]], batch, rows, cols, T, S, BY_KEY)
-            pair = pair_of(w, y, level, position, col, tokens)
-            hides = EDGE or CODES or TERMS[f][TABLE] > 0
-            new = new + (TERMS[f][STEP](found[f], pair, place, outs[f], TERMS[f][VALUE], TERMS[f][SIZE], hides),)
-        else:
-            new = new + (found[f],)
+        got = found[f]
+        if TERMS[f][REACH] != NARROW:
+            got = add_term(
+                got, pairs, place, rows, cols, position, col, tables, numbers, outs[f], H, T, S,
+                TERMS, f, BY_KEY, EDGE,
+            )  # fmt: skip
+        elif EDGE:
+            if (spans[f][0] < place.start + BW) & (spans[f][1] > place.start):
+                got = add_term(
+                    got, pairs, place, rows, cols, position, col, tables, numbers, outs[f], H, T, S,
+                    TERMS, f, BY_KEY, EDGE,
+                )  # fmt: skip
+        new = new + (got,)
     return new
 
 
@@ -180,15 +200,17 @@ def walk_kernel(
     query, key, lse, outs, tables, numbers,
     q_batch, q_head, q_row, k_batch, k_head, k_row,
     H, group, T, S, offset, scale2, softcap,
-    TERMS: tl.constexpr, DIGEST: tl.constexpr, BY_KEY: tl.constexpr, SCORES: tl.constexpr, NORMAL: tl.constexpr,
-    FULL: tl.constexpr, RUNS: tl.constexpr, CODES: tl.constexpr, OPEN: tl.constexpr, CAPPED: tl.constexpr,
-    PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, BO: tl.constexpr, BW: tl.constexpr,
+    TERMS: tl.constexpr, DIGEST: tl.constexpr, TESTED: tl.constexpr, BY_KEY: tl.constexpr, SCORES: tl.constexpr,
+    NORMAL: tl.constexpr, FULL: tl.constexpr, RUNS: tl.constexpr, CODES: tl.constexpr, OPEN: tl.constexpr,
+    CAPPED: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    BO: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """Every term of TERMS, into its tensors in `outs`.
 
     DIGEST changes with the source of the terms, which Triton's cache on disk would not notice. SCORES: there is no
     log-sum-exp, so terms get scores. NORMAL: rows sum to 1, and the first term is their mass. FULL: some term is not
-    NARROW. RUNS: the most runs of tiles there can be. `tables`: codes and open keys of the mask, then of the terms.
+    NARROW. RUNS: the most runs of tiles there can be. `tables`: codes, open keys and reach of the mask, then those of
+    the terms.
     """
     flat = tl.program_id(1)
     query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)
@@ -212,17 +234,27 @@ def walk_kernel(
     lo, hi, inner_lo, inner_hi = span_of(load_rule(numbers, 0), low, high, shift, walk_size, BY_KEY)
     if OPEN:
         lo, hi, inner_hi = 0, walk_size, inner_lo
+    if CODES:
+        reach = load_reach(tables[2], flat // H, first + tl.arange(0, BO), own_size)
+        lo, hi = tl.maximum(lo, reach[0]), tl.minimum(hi, reach[1])
+        hi, inner_lo, inner_hi = tl.maximum(lo, hi), tl.maximum(inner_lo, reach[2]), tl.minimum(inner_hi, reach[3])
+        inner_hi = tl.maximum(inner_lo, inner_hi)
     if BY_KEY:  # keys beyond the last one must be hidden
         inner_hi = tl.where(first + BO <= own_size, inner_hi, inner_lo)
     place = TilePlace(first, first, flat, own_size, walk_size, offset)
-    found, spans = (), ()
+    found, spans, some_lo, some_hi = (), (), hi, lo
     for f in tl.static_range(len(TERMS)):
         span = span_of(load_rule(numbers, f + 1), low, high, shift, walk_size, BY_KEY)
         spans = spans + ((span[0], span[1]),)
         if TERMS[f][REACH] == WIDE:
             inner_lo, inner_hi = tl.maximum(inner_lo, span[2]), tl.minimum(inner_hi, span[3])
+        if (TERMS[f][REACH] == NARROW or TERMS[f][REACH] == WIDE) and TERMS[f][OPENED] == 0:
+            some_lo, some_hi = tl.minimum(some_lo, span[0]), tl.maximum(some_hi, span[1])
+        else:
+            some_lo, some_hi = lo, hi
         found = found + (TERMS[f][START](place, outs[f], TERMS[f][VALUE], TERMS[f][SIZE], BO),)
-    if not FULL:  # what is outside of all spans is skipped
+    lo, hi = tl.maximum(lo, some_lo), tl.minimum(hi, some_hi)  # what no term looks at is skipped
+    if not FULL:  # and what lies between
         inner_lo, inner_hi = 0, up(hi, BW)
 
     start = lo // BW * BW
@@ -235,20 +267,21 @@ def walk_kernel(
                 for at in tl.range(start, stop, BW, num_stages=1):  # few tiles: keep shared memory for the others
                     tile = TilePlace(first, at, flat, own_size, walk_size, offset)
                     found = add_tile(
-                        found, tile, mine, norm, walk, walk_row, lse, tables, numbers, outs, H, scale2, softcap,
-                        TERMS, BY_KEY, SCORES, CODES, OPEN, CAPPED, PRECISION, True, D, WIDTH, BO, BW,
+                        found, spans, tile, mine, norm, walk, walk_row, lse, tables, numbers, outs, H, scale2, softcap,
+                        TERMS, TESTED, BY_KEY, SCORES, CODES, OPEN, CAPPED, PRECISION, True, D, WIDTH, BO, BW,
                     )  # fmt: skip
             elif FULL:
                 for at in range(start, stop, BW):
                     tile = TilePlace(first, at, flat, own_size, walk_size, offset)
                     found = add_tile(
-                        found, tile, mine, norm, walk, walk_row, lse, tables, numbers, outs, H, scale2, softcap,
-                        TERMS, BY_KEY, SCORES, CODES, OPEN, CAPPED, PRECISION, False, D, WIDTH, BO, BW,
+                        found, spans, tile, mine, norm, walk, walk_row, lse, tables, numbers, outs, H, scale2, softcap,
+                        TERMS, TESTED, BY_KEY, SCORES, CODES, OPEN, CAPPED, PRECISION, False, D, WIDTH, BO, BW,
                     )  # fmt: skip
             start = stop
 
     total = tl.full((BO,), 1.0, tl.float32)
     if NORMAL:  # a rounded log-sum-exp scales a whole row; rows that must sum to 1 are rescaled
-        total = tl.where(found[0][0] > 0, found[0][0], 1.0)
+        mass = tl.sum(found[0][0], 1)
+        total = tl.where(mass > 0, mass, 1.0)
     for f in tl.static_range(len(TERMS)):
         TERMS[f][END](found[f], total, place, outs[f], TERMS[f][VALUE], TERMS[f][SIZE])

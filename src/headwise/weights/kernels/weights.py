@@ -9,7 +9,11 @@ import triton
 import triton.language as tl
 
 from headwise.weights.kernels.tile import (
+    FIRST,
     HIDDEN,
+    LEFT,
+    RIGHT,
+    STOP,
     allows,
     load_block,
     load_norm,
@@ -44,11 +48,11 @@ def weights_kernel(
         k = load_block(key, start, k_row, S, BW, D, WIDTH, True)
         norm = load_norm(lse + flat.to(tl.int64) * T, rows, T, True)
         x = log2_scores(tl.dot(q, tl.trans(k), input_precision=PRECISION), scale2, softcap, CAPPED) - norm[:, None]
-        seen = allows(rule, (rows + offset)[:, None], cols[None, :])
+        seen = allows(rule, (rows + offset)[:, None], cols[None, :], LEFT | RIGHT | FIRST | STOP)
         if OPEN:
             seen = seen | load_open(tables[1], flat // H, cols, S, False)
         if CODES:
-            seen = seen & same_code(tables[0], flat // H, rows, cols, T, S, False)
+            seen = seen & same_code(tables[0], flat // H, rows, cols, T, S, False, True)
         p = tl.exp2(tl.where(seen, x, HIDDEN))
     out = weights + (flat.to(tl.int64) * T + rows)[:, None] * count + places[None, :]
     tl.store(out, p.to(weights.dtype.element_ty), mask=(rows < T)[:, None] & (places < count)[None, :])

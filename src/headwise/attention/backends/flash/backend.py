@@ -85,7 +85,7 @@ class FlashKernel(Backend):
 def dtype_of(call: Call) -> torch.dtype:
     """The dtype to compute in, which autocast may choose."""
     device = call.query.device.type
-    cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    cast = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)  # Dynamo cannot ask what is available
     return torch.get_autocast_dtype(device) if cast else call.query.dtype
 
 

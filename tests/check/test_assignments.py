@@ -179,6 +179,30 @@ def test_a_mask_mistake_with_a_name_of_its_own_is_told_once(tmp_path):
     assert [finding.name for finding in report.wrong] == ["mask-discarded"]
 
 
+def test_an_inverted_mask_is_told_beside_heads_that_are_merged_wrongly(tmp_path):
+    source = changed(
+        find_form("course").solution(),
+        ("mask == 0", "mask == 1"),
+        (".transpose(1, 2).flatten(2))", ".reshape(x.shape))"),
+    )
+    report = judged(tmp_path, source, form="course")
+    assert {finding.name for finding in report.wrong} == {"merge-view", "form-mask"}, report
+
+
+def test_dropout_that_never_stops_is_not_taken_for_a_mask_that_does_not_work(tmp_path):
+    always = ("weights = scores.softmax(dim=-1)", "weights = torch.dropout(scores.softmax(dim=-1), 0.1, True)")
+    report = judged(tmp_path, changed(find_form("interview").solution(), always), form="interview")
+    assert [finding.name for finding in report.wrong] == ["dropout-in-eval"]
+
+
+def test_an_output_projection_whose_result_is_not_assigned_is_named_at_its_line(tmp_path):
+    last = "return self.W_o(self.combine_heads(weights @ v))"
+    lost = "out = self.combine_heads(weights @ v)\n        self.W_o(out)\n        return out"
+    first = judged(tmp_path, changed(find_form("interview").solution(), (last, lost))).wrong[0]
+    assert (first.name, first.text.strip()) == ("no-out-proj", "self.W_o(out)")
+    assert "the result of self.W_o(out) is not assigned" in first.detail
+
+
 def test_a_causal_mask_that_the_form_asks_for_and_nobody_mentions_is_missing(tmp_path):
     solution = find_form("book").solution()
     lines = [line for line in solution.splitlines() if "mask" not in line]

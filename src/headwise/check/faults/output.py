@@ -192,8 +192,17 @@ def output_projection(bound: Bound, reading: AttentionReading) -> Found:
         yield Note("variant", f"the output projection is in {where}")
     else:
         how = "one by one, (B, H, T, D)" if separate and bound.form.layout == PLAIN else "side by side"
-        unused = _idle_projection(bound)
-        yield Finding("no-out-proj", f"{unused}the heads are returned {how}", line)
+        thrown = next((found for name in tensors(bound.thing) if (found := _thrown_away(bound, name))), None)
+        words = _idle_projection(bound) if thrown is None else f"the result of {thrown[0]} is not assigned; "
+        yield Finding("no-out-proj", f"{words}the heads are returned {how}", line if thrown is None else thrown[1])
+
+
+def _thrown_away(bound: Bound, name: str) -> tuple[str, int] | None:
+    """A call of the layer with this parameter whose result is not assigned, with its line."""
+    called = f"self.{name.rpartition('.')[0]}"
+    statements = [n for n in ast.walk(ast.parse(bound.case.source)) if isinstance(n, ast.Expr)]
+    calls = ((n.value, n.lineno) for n in statements if isinstance(n.value, ast.Call))
+    return next(((ast.unparse(call), line) for call, line in calls if ast.unparse(call.func) == called), None)
 
 
 def _idle_projection(bound: Bound) -> str:

@@ -481,7 +481,7 @@ WRONG = [
         "x = x + self.attention(self.first_norm(x))",
         "x = self.first_norm(x + self.attention(x))",
         "the residual stream",
-        "with all projections at",
+        "the stream itself is normalized",
     ),
     (
         "block",

@@ -30,10 +30,10 @@ from headwise.view.terminal import drawn
 
 TEXT = "The captain looked at the sea, and the sea looked at the captain. Then the captain laughed."
 IMAGES = Path(__file__).parent.parent / "images"
-SIZE = {"width": 1280, "height": 800}
+SIZE = {"width": 1440, "height": 900}
 PHONE = {"width": 390, "height": 780}
 VIEWS = {"heads": "", "text": "#view=words&head=4.2", "map": "#view=map&head=4.2", "table": "#view=table"}
-CARRIED = {"contributions": "#what=contribution&color=importance", "carried": "#view=map&head=5.4&what=value"}
+CARRIED = {"contributions": "#what=contribution&color=importance", "carried": "#view=map&head=5.4&what=value&without="}
 SURVEYED = ("design.md", "heads.md", "learn.md", "looking.md")
 HOVERED = '.word[data-i="11"]'
 BEFORE = ("heads", "map", "table")  # what the first page had

@@ -69,6 +69,15 @@ def test_one_change_is_found_with_its_line(style, mistake, old, new, blamed, tmp
     assert path.read_text().splitlines()[first.line - 1].strip().startswith(blamed)
 
 
+def test_a_cache_that_every_call_must_pass_is_tried_as_an_optional_one_is(tmp_path):
+    path = tmp_path / "answer.py"
+    source = decoding_styles.PAST.replace("past=None", "past")
+    path.write_text(source)
+    assert judge_file(path, thorough=False).verdict == "variant"
+    path.write_text(source.replace("visible.tril(S - T)", "visible.tril()"))
+    assert judge_file(path, thorough=False).cause == "causal-cache"
+
+
 def test_a_default_that_calls_change_is_found(tmp_path):
     source = decoding_styles.PAST.replace("past=None", "past=[]").replace("if past is not None:", "if past:")
     path = tmp_path / "answer.py"

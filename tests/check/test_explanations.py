@@ -16,6 +16,9 @@ CAUSES = {
     "keys turned over other axes": (PRODUCT, "q @ k.transpose(1, 2)", "product-axes", ""),
     "weights behind the values": ("torch.matmul(weights, v)", "v @ weights", "product-axes", "heads = v @ weights"),
     "values with heads behind tokens": (SPLIT_V, SPLIT_V.removesuffix(".transpose(1, 2)"), "product-axes", "v = "),
+    "a transposition that is not assigned": (
+        SPLIT_V, SPLIT_V.replace(".transpose", "\n        v.transpose"), "result-dropped", "v.transpose(1, 2)",
+    ),
     "a misspelled layer": ("self.w_o(merged)", "self.w_out(merged)", "missing-attribute", "return self.w_out(merged)"),
     "a misspelled class of torch": ("nn.Dropout(", "nn.dropout(", "unknown-name", "self.dropout = nn.dropout(dropout)"),
 }  # fmt: skip

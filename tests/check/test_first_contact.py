@@ -212,3 +212,126 @@ def test_import_that_only_an_annotation_needs_is_missing(tmp_path):
     assert report.wrong[0].detail == "Optional"
     later = judged(tmp_path, "from __future__ import annotations\n" + text)
     assert later.verdict == "right", later
+
+
+SIZES_IN_THE_CALL = """import torch
+from torch import nn
+
+
+class MultiHeadAttention(nn.Module):
+    def forward(self, head, d_model, query, key, value, mask=None):
+        w_q, w_k, w_v, w_o = (nn.Linear(d_model, d_model) for _ in range(4))
+        parts = [w(x).unflatten(-1, (head, -1)).transpose(1, 2) for w, x in ((w_q, query), (w_k, key), (w_v, value))]
+        scores = parts[0] @ parts[1].mT / (d_model // head) ** 0.5
+        scores = scores if mask is None else scores.masked_fill(mask == 0, -1e9)
+        return w_o((scores.softmax(-1) @ parts[2]).transpose(1, 2).flatten(2))
+"""
+
+
+def test_sizes_that_every_call_is_given_are_those_of_the_layer(tmp_path):
+    assert judged(tmp_path, SIZES_IN_THE_CALL).cause == "layers-in-forward"
+
+
+CONVOLVED = """import torch
+from torch import nn
+
+
+class SelfAttentionBlock(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.qkv, self.proj = nn.Conv2d(channels, 3 * channels, 1), nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x):
+        B, C, H, W = x.shape
+        q, k, v = self.qkv(x).flatten(2).chunk(3, dim=1)
+        weights = torch.softmax(q.transpose(1, 2) @ k / C**0.5, dim=-1)
+        return x + self.proj((v @ weights.transpose(1, 2)).reshape(B, C, H, W))
+"""
+
+
+def test_a_block_with_convolutions_in_place_of_linear_layers_is_judged(tmp_path):
+    assert judged(tmp_path, CONVOLVED).verdict == "variant"
+    assert judged(tmp_path, CONVOLVED.replace("C**0.5", "C")).cause == "scale-no-sqrt"
+
+
+WHOLE = """import torch
+from torch import nn
+
+
+class Windowed(nn.Module):
+    def __init__(self, d_model: int, n_heads: int, sliding_window: int):
+        super().__init__()
+        self.n_heads, self.window = n_heads, sliding_window
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        back = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+        seen = (back >= 0) & (back < min(self.window, x.shape[1]))
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+
+
+def test_an_argument_annotated_as_a_whole_number_is_given_one(tmp_path):
+    assert judged(tmp_path, WHOLE).verdict in ("variant", "partial")
+
+
+CONFUSED = """import torch
+from torch import nn
+
+
+class Head(nn.Module):
+    def __init__(self, n_embed, head_size, block_size):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(n_embed, head_size, bias=False) for _ in range(3))
+        self.register_buffer("tril", torch.tril(torch.ones(block_size, block_size)))
+
+    def forward(self, x, mask=False, enc_out=None):
+        memory = x if enc_out is None else enc_out
+        scores = self.q(x) @ self.k(memory).mT / self.q.out_features**0.5
+        if mask:
+            scores = scores.masked_fill(self.tril[: x.shape[1], : x.shape[1]] == 0, float("-inf"))
+        return scores.softmax(-1) @ self.v(memory)
+
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, n_heads, n_embed, head_size, block_size):
+        super().__init__()
+        self.heads = nn.ModuleList([Head(n_embed, head_size, block_size) for _ in range(n_heads)])
+        self.fc_out = nn.Linear(n_heads * head_size, n_embed)
+
+    def forward(self, x, enc_out=None):
+        return self.fc_out(torch.cat([head(x, enc_out) for head in self.heads], dim=-1))
+"""
+
+
+def test_an_optional_input_that_always_raises_is_wrong_and_a_switch_inside_of_a_head_is_no_lost_mask(tmp_path):
+    report = judged(tmp_path, CONFUSED)
+    assert (report.cause, report.wrong[0].text.strip()) == ("tensor-as-condition", "if mask:")
+    assert judged(tmp_path, CONFUSED.replace("head(x, enc_out)", "head(x, False, enc_out)")).verdict != "wrong"
+
+
+GROUPS = """import torch
+from torch import nn
+
+
+class PixelAttention(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.norm = nn.GroupNorm(32, channels)
+        self.qkv, self.proj = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
+
+    def forward(self, x):
+        b, c, h, w = x.shape
+        q, k, v = self.qkv(self.norm(x).flatten(2).transpose(1, 2)).chunk(3, dim=-1)
+        y = self.proj((q @ k.mT / c**0.5).softmax(-1) @ v)
+        return x + y.transpose(1, 2).reshape(b, c, h, w)
+"""
+
+
+def test_a_width_that_must_be_divisible_is_tried_with_its_multiples(tmp_path):
+    report = judged(tmp_path, GROUPS)
+    assert report.verdict == "variant", report
+    sizes = next(item.words for item in report.certificate if "three sizes" in item.name)
+    assert [part.split()[0] for part in sizes.split(", ")] == ["32", "96", "64"]

@@ -177,6 +177,32 @@ def test_function_is_judged_as_a_whole_and_says_what_is_not_part_of_it(tmp_path)
     assert judged(tmp_path, IMPORTS + FUNCTION.replace(".softmax(-1)", ".softmax(-2)")).cause == "softmax-axis"
 
 
+CORE_CLASS = """class ScaledDotProductAttention(nn.Module):
+    def __init__(self, {option}, attn_dropout=0.1):
+        super().__init__()
+        self.{option}, self.dropout = {option}, nn.Dropout(attn_dropout)
+
+    def forward(self, q, k, v, mask=None):
+        scores = torch.matmul(q {by} self.{option}{power}, k.transpose(2, 3))
+        scores = scores if mask is None else scores.masked_fill(mask == 0, -1e9)
+        weights = self.dropout(scores.softmax(-1))
+        return torch.matmul(weights, v), weights
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "by", "power", "given"),
+    [("temperature", "/", "", "√head_dim"), ("scale", "*", "", "1/√head_dim"), ("d_k", "/", "**0.5", "head_dim")],
+)
+def test_class_without_weights_gets_from_its_caller_what_the_head_width_decides(option, by, power, given, tmp_path):
+    source = IMPORTS + "from torch import nn\n" + CORE_CLASS.format(option=option, by=by, power=power)
+    report = judged(tmp_path, source)
+    assert (report.verdict, report.subject) == ("variant", f"ScaledDotProductAttention({option}={given})"), report
+    assert report.call == "forward(q, k, v, mask), inputs of shape (B, H, T, D)"
+    assert judged(tmp_path, source.replace(".softmax(-1)", ".softmax(-2)")).cause == "softmax-axis"
+    assert judged(tmp_path, source.replace("self.dropout(scores", "(scores")).cause.startswith("dropout")
+
+
 def test_unfinished_function_starts_at_the_scores(tmp_path):
     head, _, _ = FUNCTION.partition("    scores = scores if")
     report = judged(tmp_path, IMPORTS + head + "    # TODO\n")

@@ -32,6 +32,35 @@ def test_every_shape_that_a_comment_states_must_work(tmp_path):
     assert "shape (T,S), as line" in report.wrong[0].detail
 
 
+CONTRADICTED = """import torch
+from torch import nn
+
+
+class MaskedAttention(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.h, self.qkv, self.out = num_heads, nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x, mask):
+        # mask: (batch, seq_len, seq_len)
+        q, k, v = (part.unflatten(-1, (self.h, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        scores = q @ k.mT / q.shape[-1] ** 0.5 + mask.unsqueeze(1)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+if __name__ == "__main__":
+    mask = torch.zeros(10, 10)
+    MaskedAttention(16, 2)(torch.randn(3, 10, 16), mask)
+"""
+
+
+def test_an_example_that_contradicts_the_stated_shape_of_a_mask_is_fragile(tmp_path):
+    report = judged(tmp_path, CONTRADICTED)
+    assert report.exit_code == 0, report
+    assert "mask-crashes" in [f.name for f in report.findings], report
+    assert judged(tmp_path, CONTRADICTED.replace("# mask: (batch, seq_len, seq_len)", "")).cause == "mask-crashes"
+
+
 SHAPES = {"batch, seq_len": "(B,S)", "B, 1, T, T": "(B,1,T,S)", "seq, seq": "(T,S)", "B, heads, T, S": "(B,H,T,S)",
           "1, 1, t, s": "(1,1,T,S)", "width, height": "", "batch, 4": "",
           "batch, seq_q, d_model": "", "batch, keys": "(B,S)"}  # fmt: skip

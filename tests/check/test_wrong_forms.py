@@ -141,6 +141,15 @@ class HeadsOfOneTokenByEinsum(KeepMask):
         return self.wo(torch.einsum("bhqk,bhvd->bhqd", weights, v).flatten(2))
 
 
+class ValuesWithAnAxisOfTheirOwn(KeepMask):
+    """The axis of the keys has one letter in the weights and another one in the values."""
+
+    def forward(self, x):
+        q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
+        weights = (torch.einsum("bhqd,bhkd->bhqk", q, k) / q.size(-1) ** 0.5).softmax(-1)
+        return self.wo(joined(torch.einsum("bhqk,bhvd->bhqd", weights, v)))
+
+
 class PiecesOfTheSequence(KeepMask):
     """Heads were to be put into groups; tokens were."""
 
@@ -212,7 +221,7 @@ class TurnedWithoutItsAngles(KeepMask):
 WRONG = {
     GroupedQueries: "grouped-crashes", TurnedWithoutItsAngles: "wrong-arguments",
     HeadsOfOneTokenByEinsum: "tokens-alone", PiecesOfTheSequence: "sees-a-part",
-    FeaturesOfAHead: "attends-over-features",
+    FeaturesOfAHead: "attends-over-features", ValuesWithAnAxisOfTheirOwn: "weights-summed",
     MultiHeadAttentionOfOneHead: "single-head", ReturnsNothing: "no-return", HeadsNeverMerged: "out-proj-per-head",
     SharedSmallMatrix: "heads-share-weights", QueryAsKey: "wrong-role", TooWide: "too-wide",
     RepeatedInTheOtherOrder: "mask-wrong-sample", SoftmaxOverSamples: "softmax-axis", OneHeadForAll: "single-head",
@@ -250,6 +259,51 @@ def test_what_is_not_understood_is_not_called_wrong():
     assert (report.verdict, report.exit_code, report.cause) == ("unknown", 2, None)
     assert "how weights follow from queries and keys" in report.doubts
     assert "the code may be right or wrong" in str(report)
+
+
+class TriangleLeftOut(KeepMask):
+    """The mask is made of ones alone, so that it hides nothing."""
+
+    def forward(self, x):
+        q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
+        visible = torch.ones(x.size(1), x.size(1)).bool()
+        scores = (q @ k.mT / q.size(-1) ** 0.5).masked_fill(~visible, -torch.inf)
+        return self.wo(joined(scores.softmax(-1) @ v))
+
+
+def test_a_mask_of_sizes_alone_that_hides_nothing_is_blamed_where_it_is_made():
+    first = check(TriangleLeftOut).wrong[0]
+    assert (first.name, "torch.ones" in first.text) == ("causal-ignored", True)
+
+
+class InputInPlaceOfWeights(KeepMask):
+    def forward(self, x, need_weights=False):
+        q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
+        y = self.wo(joined((q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v))
+        return (y, x) if need_weights else y
+
+
+def test_an_input_that_comes_back_where_weights_were_asked_for_is_wrong():
+    assert check(InputInPlaceOfWeights).cause == "weights-returned"
+
+
+class PaddingOnBothSides(KeepMask):
+    """A mask of the real tokens hides padded keys, and every key from padded queries."""
+
+    def forward(self, x, mask=None):
+        q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        if mask is not None:
+            mask = mask.bool()
+            if mask.dim() == 2:
+                mask = mask[:, None, :] & mask[:, :, None]
+            scores = scores.masked_fill(~mask.unsqueeze(1), -torch.inf)
+        return self.wo(joined(scores.softmax(-1) @ v))
+
+
+def test_a_mask_that_empties_the_rows_of_padding_is_wrong_only_where_they_become_nan():
+    first = check(PaddingOnBothSides).wrong[0]
+    assert (first.name, "&" in first.text) == ("mask-empties-rows", True)
 
 
 class NoAttention(nn.Module):

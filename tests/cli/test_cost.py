@@ -63,11 +63,13 @@ def test_models_are_listed_whole(capsys):
 
 @pytest.mark.parametrize("name", ["bert-base", "gemma-3-4b", "gpt3", "gpt-oss-20b", "llama-3.1-405b", "mistral-7b"])
 def test_every_kind_of_model_is_told(name, capsys):
-    out = printed(capsys, "--model", name, "--seq", "3000")
+    out = " ".join(printed(capsys, "--model", name, "--seq", "3000").split())
     assert ("visible only" in out) == CONFIGS[name].causal
-    assert ("see and cache at most W = " in out) == (CONFIGS[name].window is not None)
+    window = CONFIGS[name].window
+    assert ("see and cache at most W = " in out) == (window is not None and window < 3000)
+    assert ("hides nothing from a text of 3,000" in out) == (window is not None and window >= 3000)
     assert ("it does not generate text" in out) == (not CONFIGS[name].causal)
-    assert CONFIGS[name].note in " ".join(out.split())
+    assert CONFIGS[name].note in out
 
 
 def test_time_is_bounded_by_the_machine(capsys):

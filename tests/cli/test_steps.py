@@ -185,3 +185,13 @@ def test_a_layer_that_computes_nan_is_named(layer, told, monkeypatch, capsys):
 
 def test_the_tokens_of_one_character_are_numbered(capsys):
     assert json.loads(printed(capsys, "東京", "--json"))["words"][1:4] == ["東¹", "東²", "東³"]
+
+
+@pytest.mark.parametrize("form", ["course", "handbook", "book"])
+def test_code_in_eighty_columns_is_broken_where_a_reader_would(form, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["steps", "--form", form]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert any(line.endswith(" heads.transpose(1, 2)") for line in lines)
+    assert any(line.endswith(" .view(B, T, H * D)") for line in lines)
+    assert any(line.endswith(" for t in (q, k, v)]") for line in lines)

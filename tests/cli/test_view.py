@@ -4,14 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from headwise import load_builtin, view
 from headwise.cli import main
-from headwise.cli import view as cli_view
 from headwise.models import builtin
 from headwise.view import View
 from headwise.view.terminal import ASIDE
@@ -176,7 +174,7 @@ def test_the_page_of_one_token_is_written(folder):
 def test_more_tokens_than_the_model_was_made_for_are_told(monkeypatch, folder, capsys):
     model = builtin.load_builtin()
     model.trained = 7
-    monkeypatch.setattr("headwise.cli.view.open_model", lambda name: model)
+    monkeypatch.setattr("headwise.cli.view.open_model", lambda name, **_: model)
     (folder / "long.txt").write_text(TEXT)
     assert main(["view", "--file", "long.txt", "--no-html"]) == 0
     told = capsys.readouterr()
@@ -191,7 +189,7 @@ def test_more_tokens_than_the_model_was_made_for_are_told(monkeypatch, folder, c
 def test_a_model_that_can_read_no_more_refuses_with_the_numbers(monkeypatch, folder, capsys):
     model = builtin.load_builtin()
     model.limit = 7
-    monkeypatch.setattr("headwise.cli.view.open_model", lambda name: model)
+    monkeypatch.setattr("headwise.cli.view.open_model", lambda name, **_: model)
     assert main(["view", TEXT]) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "tokens long and the model can read 7. Show its beginning with --tokens 7." in told
@@ -219,7 +217,7 @@ def test_of_a_long_text_some_queries_are_looked_at_and_progress_is_told(monkeypa
 def test_layers_whose_weights_are_nan_are_named(monkeypatch, capsys):
     model = builtin.load_builtin()
     torch.nn.init.constant_(model.gpt.blocks[4].attention.out_proj.weight, float("nan"))
-    monkeypatch.setattr("headwise.cli.view.open_model", lambda name: model)
+    monkeypatch.setattr("headwise.cli.view.open_model", lambda name, **_: model)
     assert main(["view", TEXT, "--no-html"]) == 0
     told = " ".join(capsys.readouterr().err.split())
     assert "attention weights of blocks.5.attention (layer 5) and 1 more are NaN" in told
@@ -286,10 +284,12 @@ def test_a_sight_may_be_of_maps_alone():
     assert result.to_dict()["layers"][0]["name"] == "only"
 
 
-def test_a_model_of_which_only_the_encoder_is_shown_says_where_the_rest_is(capsys):
-    pair = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=True))
-    model = SimpleNamespace(
-        name="translator", module=pair, start=None, limit=None, trained=None, tokens=lambda text, most: torch.ones(1, 3)
-    )
-    cli_view._tokens(model, "three words here", SimpleNamespace(tokens=None))
-    assert "with the same --model also shows the decoder" in " ".join(capsys.readouterr().err.split())
+@pytest.mark.parametrize("verb", ["view", "steps"])
+def test_a_text_in_a_locale_that_does_not_know_its_letters_is_read_as_utf8(verb, tmp_path):
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    options = ["--no-html", "--json"] if verb == "view" else ["--json"]
+    run = subprocess.run(
+        [sys.executable, "-m", "headwise", verb, "The sea 東京", *options],
+        capture_output=True, env=environment, cwd=tmp_path, check=True,
+    )  # fmt: skip
+    assert "京" in json.dumps(json.loads(run.stdout), ensure_ascii=False)

@@ -324,11 +324,29 @@ def test_twice_the_length_doubles_projections_and_quadruples_scores():
 def test_grouped_answer_names_the_saving(kv_heads):
     told = answers(COST.with_kv_heads(kv_heads))[2].answer
     assert "MHA with 8: cache 2 KiB per token and layer, parameters 100%" in told
-    assert "GQA with 2: cache 512 B per token and layer (1/4), parameters 62%" in told
-    assert "MQA with 1: cache 256 B per token and layer (1/8), parameters 56%" in told
+    assert "GQA with 2: cache 512 B per token and layer (1/4), parameters 62.5%" in told
+    assert "MQA with 1: cache 256 B per token and layer (1/8), parameters 56.25%" in told
 
 
 def test_every_answer_is_a_question_and_a_sentence():
     for answer in answers(Cost.of(7, 1, seq=3)):
         assert answer.question.endswith("?")
         assert answer.answer.endswith(".")
+
+
+def test_answers_for_a_batch_say_that_they_are_for_several_texts():
+    alone, four = answers(COST), answers(dataclasses.replace(COST, batch=4))
+    assert "for 4 texts" not in " ".join(answer.answer for answer in alone)
+    assert all("4 texts" in four[place].answer for place in (0, 1, 3, 4))
+    assert "one new token for each of 4 texts" in four[4].answer
+    assert "A larger batch" not in four[4].answer
+
+
+def test_a_window_that_a_text_does_not_reach_changes_nothing():
+    for name in ("mistral-7b", "gemma-3-4b"):
+        short = Cost.of_model(find(name), 512)
+        assert not short.is_windowed
+        assert short.near is None
+        assert "W" not in short.kv_cache.formula + short.decode_flops.formula
+        assert "window" not in answers(short)[1].answer
+        assert Cost.of_model(find(name), 5000).is_windowed

@@ -41,6 +41,21 @@ def test_only_the_repaired_class_itself_is_accepted(exercise):
     assert "it is not the one from the exercise" in exercise.replaced(pasted_for(exercise))
 
 
+def test_a_right_class_below_the_broken_one_does_not_count(tmp_path, capsys):
+    exercise, arguments = EXERCISES[0], ["quiz", "--folder", str(tmp_path)]
+    right = write(exercise.style)
+    assert "is defined once more below it" in exercise.replaced(f"{exercise.source()}\n{right}")
+    renamed = right.replace(f"class {exercise.judged}", "class GoodAttention")
+    assert "once more" in exercise.replaced(f"{exercise.source()}\n{renamed}\n{exercise.judged} = GoodAttention\n")
+    assert exercise.replaced(f"{right}\ndef helper():\n    pass\n") is None, "other definitions do no harm"
+    assert main(arguments) == 0
+    exercise.path(tmp_path).write_text(f"{exercise.source()}\n{renamed}")
+    assert main(arguments) == 1
+    assert "the mistake is still there" in capsys.readouterr().out
+    exercise.path(tmp_path).write_text(renamed)
+    assert main(arguments) == 0, "the class itself, repaired and renamed"
+
+
 def test_neighbors_have_different_kinds_of_mistakes():
     kinds = [exercise.mistake.partition("-")[0] for exercise in EXERCISES]
     for place in range(len(kinds) - 3):

@@ -240,6 +240,30 @@ def test_switches_recompute_in_the_browser(page, steps):
     page.locator("#reset").click()
 
 
+def test_code_and_reason_are_those_of_the_switches(page):
+    def told(step):
+        go(page, step)
+        return page.locator("#code").text_content(), page.locator("#why").text_content()
+
+    on = {step: told(step) for step in range(1, 11)}
+    page.locator("#mask").click()
+    assert told(5) == ("scores", "Nothing is hidden: every token reads every token, also those that come after it.")
+    assert "0 for hidden keys" in on[7][1]
+    assert "No key is hidden" in told(7)[1]
+    assert told(6) == on[6]
+    page.locator("#scale").click()
+    assert told(6)[0] == "scores"
+    assert "sqrt" in on[6][0]
+    assert "Unscaled" in told(7)[1]
+    page.locator("#reset").click()
+    page.locator("#heads button", has_text=re.compile("^2$")).click()
+    assert on[2][0].endswith("# B = 1, T = 6, H = 8, D = 32")
+    assert told(2)[0].endswith("# B = 1, T = 6, H = 2, D = 128")
+    assert told(6)[0] == "scores / sqrt(D)  # D = 128"
+    page.locator("#reset").click()
+    assert {step: told(step) for step in range(1, 11)} == on
+
+
 def test_a_switch_that_would_do_nothing_is_off(browser, steps, tmp_path):
     import dataclasses
 
@@ -250,6 +274,9 @@ def test_a_switch_that_would_do_nothing_is_off(browser, steps, tmp_path):
     opened.goto(f"file://{path}#8")
     assert opened.locator("#mask").is_disabled()
     assert "hides nothing" in opened.locator("#mask").get_attribute("title")
+    go(opened, 5)
+    assert opened.locator("#code").text_content() == "scores", "a layer that hides nothing does not mask"
+    go(opened, 8)
     opened.locator("#picture canvas").first.hover(position={"x": 40, "y": 30})
     terms = opened.locator("#made .terms")
     assert terms.evaluate("x => x.scrollHeight <= x.clientHeight"), "six terms fit on a phone"

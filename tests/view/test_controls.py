@@ -2,6 +2,7 @@
 
 import re
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ TEXT = "The captain looked at the sea, and the sea looked at the captain. Then t
 APP = "document.getElementById('headwise').headwise"
 # Everything that a hand can use in the page, besides words, heads and rows of tables.
 EVERYWHERE = ".tools button, .tools summary, .find"
-OF_A_VIEW = ", ".join(f".{bar} {kind}" for bar in ("options", "bar-row") for kind in ("button", "input", "select"))
+OF_A_VIEW = ", ".join(
+    f".{bar} {kind}" for bar in ("settings", "options", "bar-row") for kind in ("button", "input", "select")
+)
 VIEWS = {"atlas": ".atlas-body", "words": ".lines-box", "map": ".maps", "table": ".table"}
 FRESH = {
     "head": "1.1", "with": "", "show": "difference", "kind": "mass", "at": "", "word": "", "sort": "place",
@@ -220,7 +223,7 @@ def test_heads_are_colored_by_what_they_are_worth(open_view, builtin):
     page = open_view(result)
     told = page.locator('.head[data-place="3.5"] .bar-text').inner_text()
     assert float(told.replace("−", "-")) == pytest.approx(result.worth(3, 5), abs=6e-4)
-    assert "its output set to zero" in page.locator(".options .about").inner_text()
+    assert "its output set to zero" in page.locator(".about").inner_text()
     colors = page.evaluate("Array.from(document.querySelectorAll('.bar-fill'), (x) => x.style.background)")
     assert len(set(colors)) > 20
     page.keyboard.press("4")
@@ -297,7 +300,7 @@ def test_numbers_in_bytes_have_no_more_digits_than_are_true(open_view, builtin, 
         pages, "_contributed", lambda *args, floats, f=pages._contributed: None if floats else f(*args, floats=False)
     )
     result = view(builtin, TEXT)
-    page = open_view(result, f"#view=map&head=4.2&what={what}")
+    page = open_view(result, f"#view=map&head=4.2&what={what}&without=")
     assert "in one byte" in page.locator(".noted").inner_text()
     rows = result.maps[4][0, 2] if what == "weights" else result.carried[4].contributions()[0, 2]
     for query in (3, 9, 17):
@@ -309,6 +312,10 @@ def test_numbers_in_bytes_have_no_more_digits_than_are_true(open_view, builtin, 
         digits = len(told.partition(".")[2])
         assert digits < 3
         assert float(told) == pytest.approx(exact, abs=1.1 * 10**-digits)
+        if what == "weights":
+            times = page.locator(".fact b").nth(1).inner_text().rstrip("×")
+            unit = 10.0 ** -len(times.partition(".")[2])
+            assert float(times) == pytest.approx(exact * (query + 1), abs=1.1 * unit)
 
 
 def test_pictures_fade_by_what_is_shown(open_view, builtin):
@@ -380,3 +387,141 @@ def test_the_ends_of_a_scale_of_differences_say_that_there_may_be_more(open_view
     ticks = page.locator(".maps-legend .tick, .legend .tick").all_inner_texts()
     assert ticks[0].startswith("≤ −")
     assert ticks[-1].startswith("≥ +")
+
+
+# What a reader must not have to guess.
+
+
+def test_every_view_says_in_one_place_which_tokens_count(open_view, builtin):
+    result = view(builtin, TEXT)
+    page = open_view(result, "#head=4.2")
+    weight = float(result.maps[4].without(headwise.sink(1))[0, 2, 9, 8])
+    for name in VIEWS:
+        page.evaluate(f"{APP}.store.set({{ view: '{name}', without: '1' }})")
+        assert page.locator('.settings .kinds [aria-checked="true"]').inner_text() == "Without first token"
+        assert "Without the first token, to which" in page.locator(".settings .shown").inner_text()
+        page.locator(".settings .kinds").get_by_role("radio", name="All tokens").click()
+        assert "All tokens count." in page.locator(".settings .shown").inner_text()
+    page.evaluate(f"{APP}.store.set({{ view: 'map', without: '1' }})")
+    until(page, RESTING)
+    assert page.evaluate(f"{APP}.stage.shown[0].tiles.value(9, 8)") == pytest.approx(weight, abs=1e-6)
+    assert f"{weight:.3f} without the first token, as drawn" in told(page, 9, 8)
+    assert f"{float(result.maps[4][0, 2, 9, 8]):.3f} weight, where all tokens count" in told(page, 9, 8)
+
+
+def test_an_address_of_a_map_without_the_first_token_still_opens_it(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&kind=rest&head=4.2")
+    assert page.evaluate(f"[{APP}.kind, {APP}.store.get('without')]") == ["rest", "1"]
+
+
+def test_the_legend_names_the_weight_from_which_lines_are_drawn(open_view, builtin):
+    result = view(builtin, TEXT)
+    page = open_view(result, "#view=words&head=1.2")
+    page.set_viewport_size({"width": 1440, "height": 1400})
+    until(page, f"{RESTING} && {APP}.lines.drawn && {APP}.lines.window()[1] === {result.T}")
+    assert "Lines start at 0.02; a word that you point at has all" in page.locator(".legend-name").inner_text()
+    strokes = f"""(() => {{
+        const context = {APP}.lines.canvas.getContext('2d');
+        let count = 0;
+        context.stroke = () => count++;
+        {APP}.lines.draw();
+        delete context.stroke;
+        return count;
+    }})()"""
+    rows = result.maps[1].without(headwise.sink(1))[0, 2]
+    assert page.evaluate(strokes) == int((rows >= 0.02).sum())
+    page.evaluate(f"{APP}.lock(9)")
+    until(page, f"{RESTING} && {APP}.lines.at === 9 && {APP}.lines.drawn")
+    assert page.evaluate(strokes) == 9, "every word that it may attend to but the first"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_column_of_the_table_is_cut_on_a_wide_screen(open_view, builtin, scheme):
+    page = open_view(view(builtin, TEXT, importance=True), "#view=table")
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": 1440, "height": 900})
+    until(page, RESTING)
+    beyond = "(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)(document.querySelector('.table'))"
+    assert page.evaluate(beyond) == 0
+    until(page, "document.querySelector('#table-note b').hidden")
+    page.set_viewport_size({"width": 700, "height": 900})
+    page.locator(".table").evaluate("(box) => box.scrollTo(400, 0)")
+    left, box = (page.locator(part).first.bounding_box()["x"] for part in ("tbody th", ".table"))
+    assert left - box < 2, "the names of heads stay in view"
+
+
+def test_the_crosshair_leaves_the_colors_of_the_map_as_they_are(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&head=4.2")
+    page.set_viewport_size({"width": 1440, "height": 1000})
+    until(page, RESTING)
+    colors = f"""(() => {{
+        const {{ canvas, pads, view }} = {APP}.stage.shown[0];
+        const ratio = window.devicePixelRatio;
+        const context = new OffscreenCanvas(canvas.width, canvas.height)
+            .getContext('2d', {{ willReadFrequently: true }});
+        context.drawImage(canvas, 0, 0);
+        const at = (i, pad) => Math.round((pad + (i + 0.5) * view.scale) * ratio);
+        const found = [];
+        for (let q = 0; q < 20; q++) for (let k = 0; k < 20; k++) {{
+            const pixel = context.getImageData(at(k, pads.left), at(q, pads.top), 1, 1);
+            if (q !== 12 || k !== 5) found.push(...pixel.data);
+        }}
+        return found.join();
+    }})()"""
+    before = page.evaluate(colors)
+    page.evaluate(f"{APP}.stage.point({{ query: 12, key: 5 }})")
+    until(page, f"{RESTING} && document.querySelector('.facts')")
+    assert page.evaluate(colors) == before
+
+
+@pytest.mark.parametrize(("width", "height"), [(800, 1000), (390, 844)])
+@pytest.mark.parametrize("name", list(VIEWS))
+def test_in_a_narrow_window_controls_stand_above_what_they_change(open_view, builtin, width, height, name):
+    page = open_view(view(builtin, TEXT), f"#view={name}")
+    page.set_viewport_size({"width": width, "height": height})
+    until(page, RESTING)
+    picture = page.locator(VIEWS[name]).bounding_box()
+    controls = page.locator(f"{OF_A_VIEW}, .legend-ramp")
+    lowest = max(box["y"] + box["height"] for box in (one.bounding_box() for one in controls.all()) if box)
+    assert lowest <= picture["y"]
+    assert picture["y"] < 0.62 * height, "most of the picture is on the first screen"
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_frames_around_heads_are_explained_while_a_word_is_pointed_at(open_view, builtin):
+    page = open_view(view(builtin, TEXT))
+    page.locator('.word[data-i="9"]').hover()
+    until(page, "document.querySelectorAll('.head.top').length === 8")
+    assert page.locator(".atlas-tell").inner_text().startswith("Framed: the 8 heads that attend most from this word")
+    page.mouse.move(450, 2)
+    until(page, "document.querySelector('.atlas-tell').textContent.startsWith('Each picture is one head')")
+
+
+def test_the_text_ends_in_the_window(open_view, builtin):
+    page = open_view(view(builtin, TEXT * 9))
+    page.set_viewport_size({"width": 1440, "height": 900})
+    until(page, f"{RESTING} && document.querySelector('.reading').getBoundingClientRect().bottom <= 900")
+    assert page.evaluate("document.documentElement.scrollHeight") <= 900
+
+
+def test_a_map_between_two_texts_has_no_bars_of_distance(open_view):
+    weights = headwise.AttentionMap(torch.randn(1, 2, 7, 5), torch.randn(1, 2, 11, 5))
+    page = open_view(view(weights, words=list("abcdefg"), keys=list("mnopqrstuvw")), "#view=map")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    until(page, f"{RESTING} && {APP}.stage.shown[0].width > 600")
+    until(page, RESTING)
+    assert "entropy in nats of each query" in page.locator(".edges").inner_text()
+    page.locator(".menu summary").click()
+    with page.expect_download() as download:
+        page.locator(".menu-list button", has_text="SVG").click()
+    drawing = Path(download.value.path()).read_text(encoding="utf-8")
+    assert "entropy" in drawing
+    assert "distance" not in drawing
+
+
+def test_every_number_of_a_legend_is_on_one_line(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#what=contribution")
+    until(page, RESTING)
+    heights = page.locator(".tick").evaluate_all("ticks => ticks.map((tick) => tick.getBoundingClientRect().height)")
+    assert len(heights) == 5
+    assert max(heights) < 20

@@ -85,7 +85,7 @@ def test_the_text_view_of_a_long_page_draws_what_is_shown(opened, saved):
         page = opened(saved, f"view=words&what={what}&word={WORD}")
         page.wait_for_selector(".lines-tell .figure")
         drawn[what] = page.evaluate(f"{APP}.lines.row({WORD}).then((row) => [row.keys, row.weights])")
-        coarse = "averages over" in page.locator(".lines .legend").inner_text()
+        coarse = "averages over" in page.locator(".legend").inner_text()
         assert coarse == (what != "weights")
     assert drawn["weights"] != drawn["value"] != drawn["contribution"] != drawn["weights"]
 

@@ -168,7 +168,7 @@ def test_tokens_and_colors_are_written_as_in_python(open_page, short):
 
 
 def test_a_click_opens_a_head_and_zoom_ends_at_one_weight(open_page, short, result):
-    page = open_page(short)
+    page = open_page(short, "#without=")
     page.locator('.head[data-place="2.1"]').click()
     settled(page)
     assert page.locator(".subject").inner_text().startswith("Head 2.1")
@@ -290,9 +290,9 @@ def test_everything_can_be_done_by_keys(open_page, short, result):
     until(page, f"Math.abs(document.querySelector('.facts').dataset.weight - {expected}) < 1e-7")
     page.keyboard.press("Enter")
     assert page.evaluate("document.getElementById('headwise').headwise.locked()") == cell["query"]
-    for key, kind in (("r", "rest"), ("u", "uniform")):
+    for key, kind in (("m", "mass"), ("r", "rest"), ("u", "uniform")):
         page.keyboard.press(key)
-        assert page.evaluate("document.getElementById('headwise').headwise.store.get('kind')") == kind
+        assert page.evaluate("document.getElementById('headwise').headwise.kind") == kind
     page.keyboard.press("]")
     assert page.locator(".subject").inner_text().startswith("Head 1.2")
     page.keyboard.press("?")
@@ -346,13 +346,13 @@ def test_two_pages_side_by_side_keep_their_own_state(browser, open_page, short, 
 def test_heads_averages_and_texts_can_be_compared(open_page, tmp_path, result):
     other = view(load_builtin(), TEXT.replace("sea", "ship"))
     path = result.save(tmp_path / "heads.html", against=other)
-    page = open_page(path, "#view=map&head=2.1&with=b:2.1")
+    page = open_page(path, "#view=map&head=2.1&with=b:2.1&without=")
     settled(page)
     source = "document.getElementById('headwise').headwise"
     found = page.evaluate(f"{source}.stage.shown[0].tiles.value(12, 9)")
     expected = result.maps[2][0, 1, 12, 9] - other.maps[2][0, 1, 12, 9]
     assert found == pytest.approx(expected.item(), abs=1e-6)
-    page.goto(f"file://{path}#view=map&head=2.*")
+    page.goto(f"file://{path}#view=map&head=2.*&without=")
     until(page, f"!{source}.stage.minus && {source}.stage.shown[0].tiles.value(12, 9) !== null")
     found = page.evaluate(f"{source}.stage.shown[0].tiles.value(12, 9)")
     assert found == pytest.approx(result.maps[2][0, :, 12, 9].mean().item(), abs=1e-6)
@@ -363,7 +363,7 @@ def test_cross_attention_has_words_on_both_sides(open_page, tmp_path):
     page = open_page(view(weights, words=list("abc"), keys=list("tuvwxyz")).save(tmp_path / "heads.html"))
     assert page.locator('.word[data-side="key"]').all_inner_texts() == list("tuvwxyz")
     assert page.locator(".bracket").all_inner_texts() == ["key head 0", "key head 1"]
-    assert page.locator(".pairs h3").inner_text().endswith("besides those to the first token; each pair of words once")
+    assert page.locator(".pairs .note").inner_text() == "besides those to the first token; each pair of words once"
     page.locator('.word[data-side="query"]').nth(1).hover()
     until(page, "document.querySelectorAll('.to .figure').length === 5")
     page.keyboard.press("3")
@@ -578,17 +578,17 @@ def test_contrast_and_scaled_rows_change_the_pictures_and_the_legend(open_page, 
     ink = """Array.from(document.querySelectorAll('.picture canvas'), (one) => one.toDataURL()).join("")"""
     until(page, RESTING)
     page.evaluate(f"window.before = {ink}")
-    ticks = page.locator(".options-row .tick").all_inner_texts()
+    ticks = page.locator(".settings .tick").all_inner_texts()
     page.locator(".contrast input").focus()
     page.keyboard.press("End")
     until(page, f"{ink} !== window.before")
-    assert page.locator(".options-row .tick").all_inner_texts() != ticks
+    assert page.locator(".settings .tick").all_inner_texts() != ticks
     assert page.evaluate("document.activeElement.type") == "range", "the slider keeps the focus"
     until(page, RESTING)
     page.evaluate(f"window.before = {ink}")
     page.locator(".check", has_text="scale each row").click()
     until(page, f"{ink} !== window.before")
-    page.locator(".check", has_text="without the first token").click()
+    page.get_by_role("radio", name="All tokens").click()
     assert page.locator(".legend-name").first.inner_text() == "attention weight"
 
 
@@ -606,8 +606,8 @@ def test_pictures_say_what_is_left_out_with_the_first_token(open_page, short, re
     assert len(marks) > 9  # those in the window
     most = [100 if one == 1 else 99 for one in share]  # 100 only if all is left out
     rounded = [min(most, round(100 * float(one))) for most, one in zip(most, share, strict=True)]
-    assert marks == [f"−{one} %" if one > 50 else "" for one in rounded[: len(marks)]]
-    assert "of what is left without the first token" in page.locator(".lines .legend-name").inner_text()
+    assert marks == [f"−{one} %" if one else "" for one in rounded[: len(marks)]], "of every row, however little"
+    assert "attention weight without the first token" in page.locator(".legend-name").inner_text()
     page.keyboard.press("4")
     assert (
         "averaged over the tokens after it; every other column is without" in page.locator("#table-note").inner_text()

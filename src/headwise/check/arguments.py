@@ -238,7 +238,9 @@ def _with_names(cls: type, parameters: list[inspect.Parameter], sizes: CallSizes
     if "heads" not in roles.values() and len(several) > 1:  # widths of the inputs, where nothing is split
         yield _built(cls, known | several | dict.fromkeys(unknown, sizes.E))
     meant = bool(widths) or not several  # otherwise a head width may be the model's
-    filled = [known | dict(zip(unknown, values, strict=True)) for values in _guesses(unknown, roles, sizes)]
+    whole = {p.name for p in parameters if _is_whole(p)}
+    guesses = (dict(zip(unknown, values, strict=True)) for values in _guesses(unknown, roles, sizes))
+    filled = [known | guess for guess in guesses if all(type(v) is int for n, v in guess.items() if n in whole)]
     for arguments in filled:
         made = _built(cls, arguments, natural=not unknown and meant)
         yield replace(made, guessed=len(unknown) + (not meant))
@@ -281,7 +283,8 @@ def _value(p: inspect.Parameter, sizes: CallSizes) -> Any:
     if word in SCALING and p.default is p.empty:
         return True
     if has_usual_value(p.name):
-        return usual_value(p.name) if p.default is p.empty else _UNKNOWN
+        usual = sizes.context if usual_value(p.name) is None and _is_whole(p) else usual_value(p.name)
+        return usual if p.default is p.empty else _UNKNOWN
     if role is not None and role != "bias":
         optional = p.default is None and role not in ("heads", "batch", "dropout")
         return _UNKNOWN if optional or isinstance(p.default, bool | tuple) else value_for(role, sizes)
@@ -292,6 +295,11 @@ def _value(p: inspect.Parameter, sizes: CallSizes) -> Any:
     if p.annotation in (bool, "bool"):
         return False
     return 0.0 if p.annotation in (float, "float") else _UNKNOWN
+
+
+def _is_whole(p: inspect.Parameter) -> bool:
+    """Whether it is annotated as a whole number."""
+    return p.annotation in (int, "int")
 
 
 def _guesses(unknown: list[str], roles: dict[str, str | None], sizes: CallSizes) -> Iterator[tuple[Any, ...]]:

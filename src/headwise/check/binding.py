@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import re
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from headwise.check.arguments import (
     Built,
     CallSizes,
+    batch_for,
     constructor_role,
 )
 from headwise.check.blame import blamed_line
@@ -31,6 +33,8 @@ from headwise.check.trace import (
     in_layer_constructor,
     is_deliberate,
 )
+
+DIVISIBLE = re.compile(r"divisib|multiple of", re.IGNORECASE)  # in the words of an error
 
 
 @dataclass
@@ -150,11 +154,16 @@ class Bound(Instance):
     def resized(self, sizes: CallSizes) -> "Bound | None":
         """The same built and called at other sizes, traced; None where its sizes are fixed. Raises what it raises.
 
-        Where they are refused, the widths of a head are taken for those of all heads together.
+        Where they are refused, the widths of a head are taken for those of all heads together. Where a width must be a
+        multiple of some number, as for a norm over groups of channels, it becomes a multiple of the first width.
         """
         try:
             return self._resized(sizes)
-        except (AssertionError, ValueError):
+        except (AssertionError, ValueError) as error:
+            if DIVISIBLE.search(str(error)) and not sizes.O:
+                wide = self.sizes.E * (3 if sizes.H % 3 == 0 else 2)
+                with contextlib.suppress(AssertionError, ValueError):
+                    return self._resized(replace(sizes, E=wide, B=batch_for(wide)))
             roles = ("head_width", "value_width") if self.built.config is None else ()
             names = [name for role in roles for name in self.built.names_with_role(role)]
             if not names or not isinstance(self.case.target, type):

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from headwise.check.arguments import CallSizes, source_tree
+from headwise.check.arguments import CallSizes, source_tree, value_for
 from headwise.check.environment import quiet, restored_defaults
 from headwise.check.objects import call_parameters, entry, kind_of_weight, modules, random_weight, tensors
-from headwise.check.vocabulary import call_role, has_usual_value, plain, usual_value
+from headwise.check.vocabulary import call_role, constructor_role, has_usual_value, plain, usual_value
 
 # Layouts: the order of axes in which a class takes its input, and the way back to (B, T, E).
 
@@ -88,6 +88,7 @@ def merged(leaf: Tensor, B: int, T: int) -> Tensor | None:
 
 # Forms of a call.
 
+MASKS_BY_POSITION = 10  # that are tried for an argument without a known name
 INPUTS = ("query", "key", "value", "self", "memory")
 SOURCE = {"self": "query", "memory": "key"}  # which of `Inputs` they take
 
@@ -226,11 +227,11 @@ def make_inputs(
 def forms(thing: Any, sizes: CallSizes) -> Iterator[CallForm]:
     """Ways to call, most likely first."""
     parameters = call_parameters(thing)
-    plain_form = _by_names(parameters)
+    plain_form = _by_names(parameters, _replaced(thing, parameters))
     if plain_form is not None:
         yield from _with_fixed(replace(plain_form, batch=sizes.B), parameters, sizes)
     yield from _packed(thing, parameters)
-    yield from _by_position(parameters)
+    yield from _by_position(parameters, sizes)
 
 
 def _packed(thing: Any, parameters: list[inspect.Parameter]) -> Iterator[CallForm]:
@@ -280,12 +281,32 @@ def _part_roles(names: list[str]) -> dict[str, str]:
     return dict(zip(names, ("query", "key", "value"), strict=False))
 
 
-def _by_names(parameters: list[inspect.Parameter]) -> CallForm | None:
+def _replaced(thing: Any, parameters: list[inspect.Parameter]) -> set[str]:
+    """An optional argument in whose place another one stands where it is None: `y = x if y is None else y`."""
+    method = getattr(thing, "forward", None) if isinstance(thing, nn.Module) else entry(thing)
+    optional = {p.name for p in parameters if p.default is None}
+    names = {p.name for p in parameters} - optional
+    found: set[str] = set()
+    for node in ast.walk(source_tree(method)) if optional and method is not None else ():
+        if isinstance(node, ast.IfExp):
+            sides = {getattr(node.body, "id", ""), getattr(node.orelse, "id", "")}
+        elif isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+            sides = {getattr(value, "id", "") for value in node.values}
+        elif isinstance(node, ast.If) and len(node.body) == 1 and isinstance(node.body[0], ast.Assign):
+            sides = {getattr(node.body[0].targets[0], "id", ""), getattr(node.body[0].value, "id", "")}
+        else:
+            continue
+        found |= sides & optional if len(sides) == 2 and sides & names else set()
+    return found if len(found) == 1 else set()
+
+
+def _by_names(parameters: list[inspect.Parameter], memories: set[str]) -> CallForm | None:
     roles: dict[str, str] = {}
     masks = []
     sides = _sides(parameters)
     for p in parameters:
         role = None if p.name in sides else call_role(p.name)
+        role = "memory" if p.name in memories and role in (None, "self", "query") else role
         optional_source = role in ("key", "value", "memory") and p.default is None
         if role == "mask":
             masks.append(p.name)
@@ -346,7 +367,7 @@ def _with_fixed(form: CallForm, parameters: list[inspect.Parameter], sizes: Call
 
 
 def _choices(p: inspect.Parameter, sizes: CallSizes) -> list[Any]:
-    role, word = call_role(p.name), plain(p.name)
+    role, word, size = call_role(p.name), plain(p.name), constructor_role(p.name)
     if role == "mask" and "len" in word:
         return [None, torch.full((sizes.B,), sizes.T), [sizes.T] * sizes.B, *_neutral_masks(sizes)]
     if role == "mask":
@@ -355,6 +376,8 @@ def _choices(p: inspect.Parameter, sizes: CallSizes) -> list[Any]:
         return [None]
     if has_usual_value(p.name):
         return [usual_value(p.name), None]
+    if role is None and size is not None:  # every call is given the sizes of the model
+        return [value_for(size, sizes), None]
     if role == "length":
         return [sizes.T, None]
     if role == "rotary":
@@ -398,8 +421,8 @@ def _rotary_tables(word: str, sizes: CallSizes) -> Iterator[Any]:
     yield from ((angles.cos(), angles.sin()), (whole.cos(), whole.sin()))
 
 
-def _by_position(parameters: list[inspect.Parameter]) -> Iterator[CallForm]:
-    """Where names do not help: one, two or three required arguments are inputs."""
+def _by_position(parameters: list[inspect.Parameter], sizes: CallSizes) -> Iterator[CallForm]:
+    """Where names do not help: one, two or three required arguments are inputs, or the last one is a mask."""
     required = [p.name for p in parameters if p.default is p.empty]
     masks = tuple(p.name for p in parameters if call_role(p.name) == "mask")
     free = [name for name in required if name not in masks]
@@ -413,6 +436,11 @@ def _by_position(parameters: list[inspect.Parameter]) -> Iterator[CallForm]:
     if len(free) == 2:
         yield CallForm({free[0]: "query", free[1]: "memory"}, dict(nothing), masks)
         yield CallForm({free[0]: "self"}, {free[1]: None}, masks)
+    last = list(nothing) or free[-1:]
+    if len(set(free) - set(last)) in (1, 2):
+        roles = {free[0]: "query", free[1]: "memory"} if len(set(free) - set(last)) == 2 else {free[0]: "self"}
+        usual = itertools.islice(_neutral_masks(sizes), MASKS_BY_POSITION)
+        yield from (CallForm(roles, nothing | dict.fromkeys(last, mask), masks, batch=sizes.B) for mask in usual)
     if not free and parameters and not nothing:
         yield CallForm({parameters[0].name: "self"}, {}, masks)
 

@@ -124,6 +124,11 @@ class _Reader(ast.NodeVisitor):
             self.uses.note(key, "flag")
         self.generic_visit(node)
 
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        if isinstance(node.op, ast.Not) and (key := self._key(node.operand)):
+            self.uses.note(key, "flag")
+        self.generic_visit(node)
+
     visit_IfExp = visit_If  # noqa: N815 - the name that `NodeVisitor` looks for
 
 

@@ -32,7 +32,8 @@ from headwise.check.report import POSITIVE, Report
 from headwise.check.search import bind, bind_as_told
 from headwise.check.sizes import CallSizes
 from headwise.check.templates import write
-from headwise.check.unfinished.fragments import core_report, fragments, is_core
+from headwise.check.unfinished.cores import core_report, is_core
+from headwise.check.unfinished.fragments import fragments
 from headwise.check.unfinished.progress import review
 from headwise.errors import OptionError
 
@@ -55,7 +56,7 @@ RANK = {"right": 3, "variant": 3, "partial": 3, "wrong": 2, "unfinished": 2, "un
 def judge(case: Case, build: str | None = None, call: str | None = None, solution: bool = False) -> Report:
     """The report on one class, function or object, built and called as told or as found out."""
     start = time.monotonic()
-    if build is None and call is None and is_core(case.target):
+    if build is None and call is None and is_core(case):
         return core_report(case, lambda layer: judge(layer, solution=solution))
     if found := text_mistakes(case):
         return _located(Report("wrong", case.name, findings=found, file=case.filename or ""), case)

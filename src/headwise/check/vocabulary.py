@@ -42,11 +42,11 @@ class Meaning:
 
 
 SETTINGS = (
-    Meaning("heads", "h headnum headcount nh head headsnum headsnumber hnum attentionhead"),
+    Meaning("heads", "h headnum headcount nh head headsnum headsnumber hnum attentionhead hq nq qh nhq nqh numq"),
     Meaning(
         "kv_heads",
         "numkvgroups nkvgroups numgroups ngroups groups numberofgroups numquerygroups nquerygroups querygroups "
-        "groupnum numgroup nkv numkv kvgroups",
+        "groupnum numgroup nkv numkv kvgroups hkv kvh nhkv nkvh kvnum",
     ),
     Meaning(
         "value_width", "dv dimv vdim valuedim dvalue dimvalue vheaddim valueheaddim headdimv dheadv vhdim headvdim"
@@ -82,6 +82,7 @@ SETTINGS = (
     Meaning("context", "", r"(max|context|seq|block|ctx|position)\w*(len|size|window|embeddings)"),
     Meaning("width", "", r"emb(d|ed|$)|hid(d?e?n|$)|dmodel|modeldim|channels", r"vocab|num|layers|act|fn|eps|pos"),
     Meaning("width", "", r"(in|input|inputs|feature|query|key|value|kv)(dim|size|width|features|channels?|filters)$"),
+    Meaning("width", "", r"^dim[a-z]|[a-z]dim$", r"ro[pt]|ff|mlp|low|rank|pos|rel|bott|axis|num|time|image|patch|conv"),
 )  # fmt: skip
 
 ARGUMENTS = (
@@ -98,7 +99,7 @@ ARGUMENTS = (
     Meaning(
         "mask",
         "lengths seqlens bias attnbias attentionbias keypadding srclens klens",
-        r"mask|valid|pad(s|ding)?$",
+        r"mask|valid|pad(s|ding)?$|(key|kv|token|tok)s?(ok|keep|allowed|visible|present)$|^(keep|visible|allowed|present)$",
     ),
     Meaning(
         "self",

@@ -8,6 +8,7 @@ from headwise.check import sandbox
 from headwise.check.mistakes import MISTAKES
 from headwise.check.report import LABEL, WORDS, Report, wrapped
 from headwise.cli.console import add_json, console, late_status, print_json, rich, say
+from headwise.cli.source import fitted
 from headwise.errors import nearest
 
 EXAMPLES = """examples:
@@ -110,7 +111,7 @@ def show(report: Report) -> None:
         out.print(_colored(line), soft_wrap=True)
     if report.solution:
         out.print("\nA correct class:\n", markup=False)
-        out.print(report.solution, markup=False, soft_wrap=True)
+        out.print(fitted(report.solution), markup=False, soft_wrap=True)
 
 
 def _colored(line: str) -> Any:

@@ -138,6 +138,16 @@ def standard_input() -> str:
         raise OptionError(f"standard input is not UTF-8 text: {error.reason} at byte {error.start}.") from error
 
 
+def typed_text(text: str) -> str:
+    """A text from the command line; what the locale (such as C) could not decode is read as UTF-8."""
+    if not any("\udc80" <= letter <= "\udcff" for letter in text):
+        return text
+    try:
+        return os.fsencode(text).decode("utf-8")
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise OptionError(f"the text is not UTF-8 ({error.reason}). Pass it in a file, with --file.") from error
+
+
 def text_file(path: Path) -> str:
     """The text in a file that `--file` names."""
     if path.exists() and not path.is_file() and not path.is_dir():

@@ -211,6 +211,8 @@ def _show_amounts(cost: Cost, config: configs.Config | None) -> None:
     out = console()
     out.print()
     out.print(grid)
+    if cost.batch > 1:
+        out.print(f"[dim]for a batch of {cost.batch} texts; decoding makes one new token for each of them[/]")
     if config is not None:
         share = cost.parameters.value * cost.layers / config.parameters
         out.print(f"[dim]attention is {share:.1%} of the model's {human(config.parameters)} parameters[/]")
@@ -226,7 +228,9 @@ def _remarks(cost: Cost, config: configs.Config) -> list[str]:
     remarks = []
     if cost.seq > config.context:
         remarks.append(f"{cost.seq:,} tokens exceed its context of {config.context:,}")
-    if config.window is not None:
+    if config.window is not None and not cost.is_windowed:
+        remarks.append(f"its window of W = {config.window:,} tokens hides nothing from a text of {cost.seq:,}")
+    elif config.window is not None:
         which = f"{config.windowed_layers} of {config.layers} layers" if cost.near is not None else "all layers"
         remarks.append(f"{which} see and cache at most W = {config.window} tokens")
     if not config.causal:

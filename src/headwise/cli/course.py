@@ -4,15 +4,16 @@ import argparse
 import sys
 from pathlib import Path
 
+from headwise.check.report import wrapped
 from headwise.cli import quiz
-from headwise.cli.console import add_json, late_status, paragraph, print_json, write_file
+from headwise.cli.console import add_json, columns, late_status, paragraph, print_json, write_file
 from headwise.errors import OptionError
 from headwise.learn.course import EXERCISES, Exercise, Grade, card, find
 from headwise.learn.course.comparison import compared
 from headwise.learn.course.grading import WAITING, PartResult
 from headwise.learn.course.notebooks import as_json, course_notebook
 from headwise.learn.course.page import course_page
-from headwise.learn.course.progress import Progress
+from headwise.learn.course.progress import Progress, default_path
 from headwise.learn.course.trial import UNWRITTEN
 from headwise.learn.course.work import UNREADABLE, Workspace, grade_file
 from headwise.learn.quiz import EXERCISES as FAULTY
@@ -35,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
     parser.add_argument("exercise", nargs="?", help="its number or name (default: the first that is not solved)")
     parser.add_argument("--folder", type=Path, default=Path("course"), help="folder for your files")
+    parser.add_argument(
+        "--progress",
+        type=Path,
+        metavar="FILE",
+        help="keep the progress in this file; default: one file of yours, whatever the folder",
+    )
     parser.add_argument(
         "--list", action="store_true", help="list the exercises and how far you are, or the questions of the interview"
     )
@@ -73,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         return interview(options)
     if options.quiz:
         return quiz.run(argparse.Namespace(**vars(options) | {"folder": _quiz_folder(options), **NO_OPTIONS}))
-    progress, space = Progress(), Workspace(options.folder, EXERCISES)
+    progress, space = Progress(options.progress), Workspace(options.folder, EXERCISES)
     if options.list or (options.json and options.exercise is None):
         outside = quiz.FOLDER if quiz.FOLDER.is_dir() else None
         other = None if outside is None else Quiz(outside)
@@ -86,7 +93,10 @@ def run(options: argparse.Namespace) -> int:
         return hinted(progress, space, exercise)
     if options.solution:
         return solution(progress, space, exercise)
+    is_new = not space.folder.exists()
     if space.lay_out(exercise) or not space.touched(exercise):
+        if is_new:
+            _say_progress(progress, space)
         return introduced(space, exercise)
     return judged(progress, space, exercise, options)
 
@@ -106,6 +116,17 @@ def _quiz_folder(options: argparse.Namespace) -> Path:
 
 def _current(progress: Progress) -> Exercise | None:
     return next((exercise for exercise in EXERCISES if progress.of(exercise).solved is None), None)
+
+
+def _say_progress(progress: Progress, space: Workspace) -> None:
+    """Say in a new folder what was solved in others."""
+    solved = sum(record.solved is not None for record in progress.records.values())
+    if solved:
+        paragraph(
+            f"Solved before, in another folder: {solved} of {len(EXERCISES)}. Progress is kept in {progress.path}. To "
+            f"begin anew here: headwise course --folder {space.folder} --progress {space.folder}/progress.json"
+        )
+        print()
 
 
 def introduced(space: Workspace, exercise: Exercise) -> int:
@@ -134,7 +155,9 @@ def judged(progress: Progress, space: Workspace, exercise: Exercise, options: ar
         return 0 if found.right else 1
     show(found)
     if options.report and found.report:
-        print(f"\n{found.report}")
+        print()
+        for line in (part for whole in found.report.splitlines() for part in wrapped(whole, columns(sys.stdout, 80))):
+            print(line)
     if not found.right:
         print(f"\nA hint: headwise course {number} --hint")
         return 1
@@ -160,7 +183,7 @@ def show(found: Grade) -> None:
 
 def _reason(result: PartResult, told: PartResult | None) -> str:
     """Why a step is not right, unless the sentence above has told it."""
-    if result.right or result == told:
+    if result.right or (told is not None and result.words == told.words):
         return ""
     if result.words == UNWRITTEN:
         return " (not written yet)"
@@ -217,4 +240,9 @@ def listed(progress: Progress, repaired: Quiz, other: Quiz | None = None, *, as_
     if other is not None:
         print(f"      {len(other.solved)} in {other.folder}: headwise quiz")
     print("Then: headwise course --interview")
+    if progress.path == default_path():
+        print(f"\nYour progress, in any folder, is kept in {progress.path}")
+        print("(another course beside it: headwise course --folder DIR --progress FILE)")
+    else:
+        print(f"\nThis progress is kept in {progress.path}")
     return 0

@@ -4,7 +4,7 @@ import argparse
 
 import torch
 
-from headwise.cli.console import add_json, print_json, standard_input
+from headwise.cli.console import add_json, print_json, standard_input, typed_text
 from headwise.models import load, load_builtin
 
 EXAMPLES = """examples:
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the text as it is generated."""
     torch.set_num_threads(1)  # one token is too little work to share: two busy threads took six times as long
     model = load_builtin() if options.model == "builtin" else load(options.model)
-    text = standard_input() if options.text == "-" else options.text
+    text = standard_input() if options.text == "-" else typed_text(options.text)
     sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     pieces = model.stream(text, options.tokens, seed=options.seed, **sampling)
     if options.json:

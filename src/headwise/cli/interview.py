@@ -7,6 +7,7 @@ from pathlib import Path
 from headwise.check import Report, check
 from headwise.cli.check import show as show_report
 from headwise.cli.console import can_ask, check_positive, paragraph, print_json
+from headwise.cli.source import fitted
 from headwise.errors import OptionError, suggestion
 from headwise.learn.course.interview import QUESTIONS, Question, find_question, sizes
 from headwise.learn.course.points import PointFound
@@ -55,25 +56,64 @@ class LeftError(Exception):
     """The candidate leaves the interview."""
 
 
-def ask_all(asked: tuple[Question, ...], clock: float | None) -> int:
+class LateError(Exception):
+    """A line was typed when the time was over."""
+
+
+class Clock:
+    """The time of an interview, in minutes; without a limit it never ends."""
+
+    def __init__(self, limit: float | None = None) -> None:
+        self.limit, self.begun = limit, time.monotonic()
+
+    @property
+    def taken(self) -> float:
+        """How long it has been running."""
+        return (time.monotonic() - self.begun) / 60
+
+    @property
+    def left(self) -> float | None:
+        """How much time is left, if there is a limit."""
+        return None if self.limit is None else self.limit - self.taken
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no time is left."""
+        return self.left is not None and self.left <= 0
+
+    def line(self) -> str:
+        """One line that is typed; raises `LeftError` if it ends the interview, and `LateError` if it comes too late."""
+        try:
+            line = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            raise LeftError from None
+        if line.lower() in LEAVE:
+            raise LeftError
+        if self.is_over:
+            raise LateError
+        return line
+
+
+def ask_all(asked: tuple[Question, ...], limit: float | None) -> int:
     """Ask in the terminal until time is up or the candidate leaves: each question, then its follow-ups."""
     print("Type ? for what a good answer says, and q to leave (or Ctrl-D).")
-    begun, score = time.monotonic(), PointCount()
+    clock, score = Clock(limit), PointCount()
     try:
         for question, is_follow_up in _in_order(asked):
-            left = None if clock is None else clock - (time.monotonic() - begun) / 60
-            if left is not None and left <= 0:
+            if clock.is_over:
                 print("\nTime is up.")
                 break
-            _put(question, left, is_follow_up=is_follow_up)
+            _put(question, clock.left, is_follow_up=is_follow_up)
             if question.code:
-                score.code = solved(question)
+                score.code = solved(question, clock)
             else:
-                score.add(question, said(question))
+                score.add(question, said(question, clock))
+    except LateError:
+        print("\nTime is up. What you typed last came too late and does not count.")
     except LeftError:
         print()
     print()
-    paragraph(score.sentence((time.monotonic() - begun) / 60))
+    paragraph(score.sentence(clock.taken))
     return 0
 
 
@@ -97,22 +137,11 @@ def _minutes(left: float) -> str:
     return f"{left:.0f} min" if left >= 1 else f"{60 * left:.0f} s"
 
 
-def _line() -> str:
-    """One line that is typed; raises `LeftError` if it ends the interview."""
-    try:
-        line = input("> ").strip()
-    except (EOFError, KeyboardInterrupt):
-        raise LeftError from None
-    if line.lower() in LEAVE:
-        raise LeftError
-    return line
-
-
-def solved(question: Question) -> str:
+def solved(question: Question, clock: Clock) -> str:
     """Whether the candidate's code is right, in words; a file can be repaired and named again."""
     print("The path of your file, or an empty line to see the model answer:")
     words = ""
-    while path := read_path():
+    while path := read_path(clock):
         if answered(question, path, as_json=False, names_follow_ups=False) == 0:
             return "Your code is right. "
         words = "Your code is not right yet. "
@@ -121,10 +150,10 @@ def solved(question: Question) -> str:
     return words
 
 
-def read_path() -> str:
+def read_path(clock: Clock) -> str:
     """The path of a file that exists, on one line, or nothing."""
     while True:
-        line = _line()
+        line = clock.line()
         if line == "?":
             print(SIX_STEPS)
         elif not line or Path(line).expanduser().is_file():
@@ -135,21 +164,21 @@ def read_path() -> str:
             )
 
 
-def said(question: Question) -> str:
+def said(question: Question, clock: Clock) -> str:
     """The candidate's answer in words, after it was judged."""
-    answer = read_words(question)
+    answer = read_words(question, clock)
     answered(question, answer, as_json=False, names_follow_ups=False)
     return answer
 
 
-def read_words(question: Question) -> str:
+def read_words(question: Question, clock: Clock) -> str:
     """The answer that is typed, up to an empty line."""
     print("Your answer, then an empty line:")
     lines: list[str] = []
     while True:
         try:
-            line = _line()
-        except LeftError:
+            line = clock.line()
+        except (LeftError, LateError):  # what was typed before counts
             if not lines:
                 raise
             return "\n".join(lines)
@@ -223,7 +252,7 @@ def _words_answered(question: Question, answer: str, *, as_json: bool) -> int:
     if answer.strip() and any(point.state == "missing" for point in found.values()):
         print("  (✓ found in your answer; · not found, but you may have said it in other words)")
     if question.code:
-        print(f"Model answer:\n\n{model}")
+        print(f"Model answer:\n\n{fitted(model)}")
     else:
         paragraph(f"Model answer: {model}")
     return 0 if is_complete else 1

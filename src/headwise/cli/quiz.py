@@ -65,7 +65,8 @@ def run(options: argparse.Namespace) -> int:
     if not quiz.touched(exercise) and not options.report:
         return begun(quiz, exercise)
     print(f"checking {exercise.path(quiz.folder)} ...")
-    report = sandbox.run(exercise.path(quiz.folder))
+    is_named = f"class {exercise.judged}" in quiz.text(exercise)  # a class below it is not the answer
+    report = sandbox.run(exercise.path(quiz.folder), name=exercise.judged if is_named else None)
     if options.report and report.exit_code != 0:  # to read a report is not a try
         return told(quiz, exercise, report)
     return judged(quiz, exercise, report)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headwise.cli.console import add_json, check_file, console, print_json, rich, table, write_file
+from headwise.cli.console import add_json, check_file, console, print_json, rich, table, typed_text, write_file
 from headwise.errors import OptionError
 from headwise.learn import Setting, configs, forms, trace
 from headwise.learn.page import steps_page
@@ -25,6 +25,8 @@ EXAMPLES = """examples:
   headwise steps --model gpt2 --json
   headwise steps --causal --html steps.html
 """
+
+OTHER_COLUMNS = 52  # beside the code, in the table of the steps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +87,7 @@ def _read_words(options: argparse.Namespace) -> int:
             f"{', '.join(given) or '--causal'}: a text is read by a real model, which has its own sizes and mask. "
             f"Leave out one of them."
         )
-    steps = word_steps(options.text, options.model or "builtin", options.layer)
+    steps = word_steps(typed_text(options.text), options.model or "builtin", options.layer)
     if options.json:
         print_json(steps.to_dict())
     elif options.html is not None:
@@ -169,8 +171,19 @@ def _steps_table(steps: list[Explained]) -> Any:
     for step in steps:
         before, after = ("\n  ".join(f"{names} {shape_text(s)}" for names, s in part.items()) for part in step.shapes())
         shapes = f"  {before}\n[green]→ {after}[/]"
-        grid.add_row(f"[bold cyan]{step.number}[/]", step.name, shapes, f"[bold]{_safe(step.operation)}[/]\n{step.why}")
+        grid.add_row(
+            f"[bold cyan]{step.number}[/]", step.name, shapes, f"[bold]{_safe(_folded(step.operation))}[/]\n{step.why}"
+        )
     return grid
+
+
+def _folded(code: str) -> str:
+    """Code that is too long for its column, broken where a reader would: before a call of a chain, or a `for`."""
+    if len(code) <= console().width - OTHER_COLUMNS:
+        return code
+    if code.startswith("["):
+        return code.replace(" for ", "\n for ")
+    return code.replace(").", ")\n  .")
 
 
 def _safe(code: str) -> str:

@@ -19,6 +19,7 @@ from headwise.cli.console import (
     say,
     standard_input,
     text_file,
+    typed_text,
     write_file,
 )
 from headwise.errors import OptionError, printable, suggestion
@@ -92,7 +93,7 @@ def _text(options: argparse.Namespace) -> str:
         raise OptionError("pass a text, or --file with the name of one.")
     if options.file is not None:
         return text_file(options.file)
-    return standard_input() if options.text == "-" else str(options.text)
+    return standard_input() if options.text == "-" else typed_text(options.text)
 
 
 def _generated(model: TextModel, tokens: Tensor, count: int) -> tuple[Tensor, tuple[int, int]]:

@@ -17,9 +17,9 @@ from headwise.models import TextModel, open_model
 from headwise.study.finite import nan_told
 from headwise.view import View, view
 from headwise.view.color import palette
-from headwise.view.result import shown_name
 from headwise.view.screen import MapScreen, printed, show
 from headwise.view.terminal import drawn, drawn_layer
+from headwise.view.texts import CROSS, DECODER, PARTS
 
 EXAMPLES = """examples:
   headwise view "To be, or not to be, that is the question."
@@ -47,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--head", type=_place, metavar="L.H", help="explore one head on the full screen, such as 3.5: layer 3, head 5"
     )
+    parser.add_argument(
+        "--part", choices=PARTS, help="of an encoder–decoder model: what to show (default: its encoder)"
+    )
+    parser.add_argument(
+        "--target", metavar="TEXT", help="the text that its decoder reads (default: what the model writes)"
+    )
     parser.add_argument("--html", type=Path, metavar="PATH", help=f"path of the page (default: {PAGE})")
     parser.add_argument("--no-html", action="store_true", help="do not write a page")
     parser.add_argument(
@@ -68,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
     """Show the heads and write the page."""
     _check(options)
     text = read(options)
-    model = open_model(options.model)
+    model = open_model(options.model, both=True)
+    _say_part(model, options)
     sight = _look(model, _tokens(model, text, options), options)
     _warn_of_nan(sight)
     if options.json:
@@ -99,7 +106,7 @@ def read(options: argparse.Namespace) -> str:
     if options.file is not None:
         text = console.text_file(options.file)
     else:
-        text = console.standard_input() if options.text == "-" else options.text
+        text = console.standard_input() if options.text == "-" else console.typed_text(options.text)
     if not text.strip():
         raise OptionError("the text is empty; expected at least one word.")
     return text
@@ -132,11 +139,6 @@ def _tokens(model: TextModel, text: str, options: argparse.Namespace) -> Tensor:
             f"the text is {count:,} tokens long and the model can read {model.limit:,}. "
             f"Show its beginning with --tokens {model.limit}."
         )
-    if shown_name(model) != model.name:
-        _say(
-            "this shows the encoder. `headwise serve` with the same --model also shows the decoder and the attention "
-            "between the two; in Python, view(model, inputs, layers=...) does."
-        )
     if count < given:
         _say(f"showing the first {count:,} of {given:,} tokens.")
     if model.trained is not None and count > model.trained:
@@ -145,6 +147,17 @@ def _tokens(model: TextModel, text: str, options: argparse.Namespace) -> Tensor:
             f"unreliable. --tokens {model.trained} shows the beginning."
         )
     return ids
+
+
+def _say_part(model: TextModel, options: argparse.Namespace) -> None:
+    """What of an encoder–decoder model is shown, where it was not asked for."""
+    if model.start is not None and options.part is None:
+        _say(
+            f"this shows the encoder. --part {DECODER} shows how the decoder attends to its own text, and --part "
+            f"{CROSS} how it attends to this one."
+        )
+    if options.part in (DECODER, CROSS) and options.target is None:
+        _say("the decoder reads what the model writes; --target TEXT gives it another text.")
 
 
 def _look(model: TextModel, ids: Tensor, options: argparse.Namespace) -> View:
@@ -161,6 +174,8 @@ def _look(model: TextModel, ids: Tensor, options: argparse.Namespace) -> View:
         queries=QUERIES if some else None,
         values=options.values or None,
         importance=options.importance,
+        part=options.part,
+        target=None if options.target is None else console.typed_text(options.target),
         **progress,
     )
     if options.head is None and progress:  # everything slow, before anything is printed

@@ -170,8 +170,14 @@ class Cost:
 
     @property
     def near(self) -> Self | None:
-        """A windowed layer of the same model, if it has layers of both kinds."""
-        return dataclasses.replace(self, reach=self.window) if self.windowed_layers else None
+        """A windowed layer of the same model, if it has layers of both kinds and the text is longer than the window."""
+        is_reached = self.window is not None and self.window < self.seq
+        return dataclasses.replace(self, reach=self.window) if self.windowed_layers and is_reached else None
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether some token of the text does not see all earlier ones, because of a window."""
+        return self.keys < self.seq or self.near is not None
 
     @property
     def matrices(self) -> Amount:
@@ -290,7 +296,7 @@ class Cost:
 
     @property
     def _tokens(self) -> str:
-        return "T" if self.reach is None else "min(T, W)"
+        return "T" if self.keys == self.seq else "min(T, W)"
 
     @property
     def decode_bytes(self) -> Amount:
@@ -366,6 +372,10 @@ def answers(cost: Cost) -> list[Answer]:
     return [_several_heads(cost), _complexity(cost), _grouped(cost), _matrix(cost), _decoding(cost)]
 
 
+def _for_texts(cost: Cost) -> str:
+    return "" if cost.batch == 1 else f" for {cost.batch} texts"
+
+
 def _several_heads(cost: Cost) -> Answer:
     H, D, one = cost.num_heads, cost.head_dim, cost.as_one_head()
     own = "" if cost.kind == "MHA" else " with keys and values of their own"
@@ -374,9 +384,9 @@ def _several_heads(cost: Cost) -> Answer:
     return Answer(
         "Why several heads instead of one large one?",
         f"One head of width {H * D} takes the same {one.parameters.value:,} parameters{where} and "
-        f"{human(one.flops)} operations in matrix products as {H} of width {D}{own}, but gives each token one "
-        f"set of attention weights instead of {H}. The price of {H} heads: the scores of a head have rank {D} at "
-        f"most, and there are {H} times as many." + (here if own else ""),
+        f"{human(one.flops)} operations in matrix products{_for_texts(cost)} as {H} of width {D}{own}, but gives "
+        f"each token one set of attention weights instead of {H}. The price of {H} heads: the scores of a "
+        f"head have rank {D} at most, and there are {H} times as many." + (here if own else ""),
     )
 
 
@@ -389,9 +399,9 @@ def _complexity(cost: Cost) -> Answer:
     return Answer(
         "What is the complexity?",
         f"O(T·E²) for the projections and O(T²·E) for the scores: at {cost.seq} tokens {human(projections)} and "
-        f"{human(scores)} operations; at {longer.seq} tokens, {projections_2 / projections:.0f} and "
+        f"{human(scores)} operations{_for_texts(cost)}; at {longer.seq} tokens, {projections_2 / projections:.0f} and "
         f"{scores_2 / scores:.0f} times as many. They are equal at T = {formula} = {cost.crossover:.6g} tokens."
-        + (f" A window of {window} makes the scores O(T·W·E)." if window is not None else ""),
+        + (f" A window of {window} makes the scores O(T·W·E)." if cost.is_windowed else ""),
     )
 
 
@@ -402,8 +412,8 @@ def _grouped(cost: Cost) -> Answer:
     for c in kinds:
         saved = "" if c is most else f" (1/{most.num_kv_heads // c.num_kv_heads})"
         cache = f"cache {human(c.kv_cache_per_token.value, 'B', binary=True)} per token and layer{saved}"
-        share = c.parameters.value / most.parameters.value
-        parts.append(f"{c.kind} with {c.num_kv_heads}: {cache}, parameters {share:.0%}")
+        share = 100 * c.parameters.value / most.parameters.value
+        parts.append(f"{c.kind} with {c.num_kv_heads}: {cache}, parameters {share:.4g}%")
     return Answer(
         "How do grouped-query and multi-query attention compare?",
         f"In {numbers}, {'; '.join(parts)}. Scores and weighted values cost the same in all of them: every query head "
@@ -415,16 +425,19 @@ def _matrix(cost: Cost) -> Answer:
     whole, fused = cost.matrix_activation_bytes.value, cost.fused_activation_bytes.value
     return Answer(
         "Why a fused kernel?",
-        f"The T×T matrix alone is {human(cost.matrix_bytes.value, 'B', binary=True)} per layer. Training stores "
-        f"{human(whole, 'B', binary=True)} with it and {human(fused, 'B', binary=True)} without: O(T²) against O(T).",
+        f"The T×T matrix alone is {human(cost.matrix_bytes.value, 'B', binary=True)} per layer{_for_texts(cost)}. "
+        f"Training stores {human(whole, 'B', binary=True)} with it and {human(fused, 'B', binary=True)} without: "
+        "O(T²) against O(T).",
     )
 
 
 def _decoding(cost: Cost) -> Answer:
+    step = "Each new token" if cost.batch == 1 else f"Each step makes one new token for each of {cost.batch} texts and"
+    sharing = "A larger batch shares the weights" if cost.batch == 1 else "The batch shares the weights"
     return Answer(
         "Why is generation slow?",
-        f"Each new token reads {human(cost.decode_bytes.value, 'B', binary=True)} per layer for "
+        f"{step} reads {human(cost.decode_bytes.value, 'B', binary=True)} per layer for "
         f"{human(cost.decode_flops.value)} operations, {cost.intensity:.3g} per byte, where a GPU can do "
-        f"hundreds for every byte that it reads. A larger batch shares the weights, and "
+        f"hundreds for every byte that it reads. {sharing}, and "
         f"fewer key/value heads shrink the cache.",
     )

@@ -1,5 +1,6 @@
 """The quiz: classes with one mistake each, to find and fix. The answer must be the same class, repaired."""
 
+import ast
 import difflib
 import json
 import random
@@ -111,10 +112,21 @@ class FaultyClass(NamedTuple):
             moved[before + n] + 1 for n in changed if before + n in moved and (wrong[n].strip() or len(changed) == 1)
         ]
 
+    @property
+    def judged(self) -> str:
+        """The name of its class; helpers stand above it."""
+        return [node.name for node in ast.parse(self.source()).body if isinstance(node, ast.ClassDef)][-1]
+
     def replaced(self, answer: str) -> str | None:
         """Why an answer is another class and not this one repaired; None if it is this one."""
         given = Counter(code_of(self.source()))
-        gone = (given - Counter(code_of(answer))).total()
+        in_force = _in_force(answer)
+        if in_force != answer and self._changed(in_force) > self._changed(answer):
+            return (
+                f"This class is right, but it is not the one from the exercise: {self.judged} is defined once more "
+                "below it. Repair the first one and delete the other."
+            )
+        gone = self._changed(answer)
         most = (given - Counter(code_of(_written(self.style, None)))).total() + ROOM
         if gone <= most:
             return None
@@ -122,6 +134,27 @@ class FaultyClass(NamedTuple):
             f"This class is right, but it is not the one from the exercise: {gone} of its {given.total()} lines are "
             f"gone, and a repair takes at most {most}. Repair it instead; `headwise quiz --restore` brings it back."
         )
+
+    def _changed(self, answer: str) -> int:
+        """How many lines of the class are not in an answer."""
+        return (Counter(code_of(self.source())) - Counter(code_of(answer))).total()
+
+
+def _in_force(answer: str) -> str:
+    """A source without definitions that a later statement replaces: Python uses the last one of a name."""
+    tree = ast.parse(answer)
+    last = {name: node for node in tree.body for name in _bound(node)}
+    kept = [node for node in tree.body if all(last[name] is node for name in _bound(node))]
+    return answer if kept == tree.body else ast.unparse(ast.Module(kept, []))
+
+
+def _bound(node: ast.stmt) -> list[str]:
+    """The names of classes and functions that a statement at the top of a file gives."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return [node.name]
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return []
 
 
 def _written(style: str, mistake: str | None) -> str:

@@ -32,6 +32,8 @@ def view(
     queries: int | None = None,
     values: bool | None = None,
     importance: bool | str | Importance = False,
+    part: str | None = None,
+    target: str | None = None,
     progress: Progress = silent,
 ) -> View:
     """What every head of a model does with one text.
@@ -55,18 +57,17 @@ def view(
         values: also keep what the weights carry, so that the page can show it; by default up to 1,024 tokens.
         importance: also measure what each head is worth to the loss, and color the heads by it: True for one backward
             pass, the name of another way ("silence", "mean"), or what `headwise.importance` returns.
+        part: of an encoder–decoder model that `open_model(path, both=True)` opened: "encoder" (the default), "decoder"
+            for the attention of its decoder to its own text, or "cross-attention" for that to the encoder's text.
+        target: the text of its decoder; by default what the model writes after reading `tokens`.
         progress: called with the name of the stage, the number of layers done, and the number of layers.
     """
-    found = collected(model, tokens, Wanted(layers, values, importance, progress))
-    starts = found.starts if words is None else None
-    words = found.words if words is None else words
+    found = collected(model, tokens, Wanted(layers, values, importance, progress, part, target))
+    given = {} if words is None else {"tokens": words, "starts": None}
+    given |= {} if keys is None else {"keys": keys}
     return View(
         found.maps,
-        words,
-        found.ids.keys,
-        keys,
-        query_ids=found.ids.queries,
-        starts=starts,
+        **{**found.tokens, **given},
         model=found.model,
         queries=queries,
         carried=found.carried,

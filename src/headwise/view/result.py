@@ -17,11 +17,20 @@ from headwise.masks.probes import offset, previous_token, sink
 from headwise.models import TextModel
 from headwise.models.files import atomically
 from headwise.shapes import check_flag, check_size
-from headwise.study.importance import WAYS, Importance
+from headwise.study.importance import WAYS, Importance, Loss
 from headwise.study.importance import importance as importance_of
 from headwise.study.watch import Watched, watch
 from headwise.view.carried import MEASURES, Carried, carried
 from headwise.view.pictures import Cell, cell
+from headwise.view.texts import (
+    ENCODER,
+    RunTexts,
+    layer_names,
+    part_of,
+    target_loss,
+    target_of,
+    written,
+)
 from headwise.view.tokens import labels, readable
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.panel import TopKeys
@@ -226,6 +235,7 @@ class View:
             "model": self.model,
             "sentence": self.sentence,
             "tokens": self.tokens,
+            **({} if self.keys is self.tokens else {"keys": self.keys}),
             "queries": None if self.queries is None else self.queries.tolist(),
             "layers": [
                 {
@@ -316,10 +326,11 @@ def _some(names: Sequence[str]) -> str:
     return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def shown_name(model: TextModel) -> str:
-    """The name of a model in headings, which says if only its encoder is read."""
+def shown_name(model: TextModel, part: str = "") -> str:
+    """The name of a model in headings, which says which part of it is shown, if it has several."""
     pair = getattr(getattr(model.module, "config", None), "is_encoder_decoder", False)
-    return f"{model.name} (encoder)" if pair and model.start is None else model.name
+    part = part or (ENCODER if pair and model.start is None else "")
+    return f"{model.name} ({part})" if part else model.name
 
 
 def _excerpt(words: str, most: int) -> str:
@@ -367,12 +378,10 @@ def strongest(pairs: Iterable[Pair]) -> list[Pair]:
 
 
 class Collected(NamedTuple):
-    """Maps by layer name; the token ids, their text and which tokens share a character, and the model, where known."""
+    """Maps by layer name; what a `View` is told of the tokens, and the model, where known."""
 
     maps: Mapping[str, AttentionMap]
-    ids: "TokenSides"
-    words: Sequence[str] | None = None
-    starts: Sequence[int] | None = None
+    tokens: Mapping[str, Any]
     model: str = ""
     carried: tuple[Carried, ...] | None = None
     importance: Importance | None = None
@@ -385,17 +394,23 @@ class Wanted(NamedTuple):
     values: whether to keep what the weights carry; None for short texts only.
     importance: whether to measure what each head is worth, or how.
     progress: is told what is being done.
+    part: of an encoder–decoder model.
+    target: the text of its decoder.
     """
 
     layers: Layers = None
     values: bool | None = None
     importance: bool | str | Importance = False
     progress: Progress = silent
+    part: str | None = None
+    target: str | None = None
 
     def keeps_values(self, length: int) -> bool:
         return length <= VALUES if self.values is None else check_flag("values", self.values)
 
-    def measured(self, model: nn.Module, tokens: Tensor | Mapping[str, Any]) -> Importance | None:
+    def measured(
+        self, model: nn.Module, tokens: Tensor | Mapping[str, Any], loss: Loss | None = None
+    ) -> Importance | None:
         """What each head is worth to the loss on these tokens, if that is asked for."""
         way = self.importance
         if isinstance(way, Importance) or way is False:
@@ -408,7 +423,7 @@ class Wanted(NamedTuple):
             )
         try:
             with evaluating(model):
-                return importance_of(model, tokens, by=way, controls=0)
+                return importance_of(model, tokens, by=way, loss=loss, controls=0)
         except OptionError as error:
             raise OptionError(
                 f"view(importance={self.importance!r}): {error} Then pass what headwise.importance(model, tokens, "
@@ -430,21 +445,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def collected(model: Any, tokens: Any, wanted: Wanted) -> Collected:
     """The maps of one run of a model, or those given."""
     if isinstance(model, TextModel):
-        if model.start is not None:
-            raise OptionError(
-                f"view: {model.name} was opened with its decoder, which reads a text of its own. Open its encoder with "
-                f"open_model(path), or choose layers of one part: view(model.module, model.inputs(ids), layers=...)."
-            )
-        ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _token_ids(tokens)
-        _check_length(model, ids)
-        found = _watched(model.module, lambda: model.read(ids), wanted, ids.shape[1])
-        words, starts = zip(*model.codec.characters(ids.flatten().tolist()), strict=True)
-        importance = wanted.measured(model.module, ids)
-        return Collected(found.maps, TokenSides(ids), words, starts, shown_name(model), found.carried, importance)
+        return _of_texts(model, tokens, wanted)
+    if wanted.part or wanted.target is not None:
+        raise OptionError(
+            "view: part= and target= need an encoder–decoder model with its tokenizer, as open_model(path, both=True) "
+            "opens it. Choose layers of any other model with layers=[...]."
+        )
     if not isinstance(model, nn.Module):
         if wanted.values or wanted.importance:
             raise OptionError("view(maps): values and importance need the model: pass it and its tokens instead.")
-        return Collected(_named(model), TokenSides(None if tokens is None else _token_ids(tokens)))
+        return Collected(_named(model), TokenSides(None if tokens is None else _token_ids(tokens)).told)
     name = type(model).__name__
     if tokens is None or isinstance(tokens, str):
         raise OptionError(f"view({name}): pass token ids, such as tokenizer(text).input_ids.")
@@ -452,11 +462,43 @@ def collected(model: Any, tokens: Any, wanted: Wanted) -> Collected:
         ids = _token_ids(tokens)
         found = _watched(model, lambda: model(ids), wanted, ids.shape[1])
         importance = wanted.measured(model, ids)
-        return Collected(found.maps, TokenSides(ids), None, None, name, found.carried, importance)
+        return Collected(found.maps, TokenSides(ids).told, name, found.carried, importance)
     lengths = [x.shape[1] for x in tokens.values() if isinstance(x, Tensor) and x.dim() > 1]
     found = _watched(model, lambda: model(**tokens), wanted, max(lengths, default=0))
     sides, importance = TokenSides.of(found.maps, tokens), wanted.measured(model, tokens)
-    return Collected(found.maps, sides, None, None, name, found.carried, importance)
+    return Collected(found.maps, sides.told, name, found.carried, importance)
+
+
+def _of_texts(model: TextModel, tokens: Any, wanted: Wanted) -> Collected:
+    """The maps of one run of a model on its text; of one part, if it has an encoder and a decoder."""
+    part = part_of(model, wanted.part)
+    ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _token_ids(tokens)
+    _check_length(model, ids)
+    if not part:
+        if wanted.target is not None:
+            raise OptionError("target: this model reads one text, so it has no decoder that could read another.")
+        found = _watched(model.module, lambda: model.read(ids), wanted, ids.shape[1])
+        texts, importance = RunTexts(ids), wanted.measured(model.module, ids)
+    else:
+        texts = RunTexts(ids, _target(model, ids, wanted, part), part)
+        names = [name for name in layer_names(model, part) if _chosen(name, wanted.layers)]
+        length = max(texts.queries.shape[1], texts.keys.shape[1])
+        run = lambda: model.module(**texts.inputs, use_cache=False)  # noqa: E731
+        found = _watched(model.module, run, wanted._replace(layers=names), length)
+        importance = wanted.measured(model.module, texts.inputs, target_loss)
+    return Collected(found.maps, texts.view(model.codec), shown_name(model, part), found.carried, importance)
+
+
+def _target(model: TextModel, ids: Tensor, wanted: Wanted, part: str) -> Tensor:
+    """What the decoder reads: the text that is given, or what the model writes where that can be seen."""
+    if wanted.target is not None:
+        return target_of(model, wanted.target)
+    seen = part != ENCODER or wanted.importance
+    return written(model, ids) if seen else model.decoder_tokens(ids)
+
+
+def _chosen(name: str, layers: Layers) -> bool:
+    return layers is None or (layers(name) if callable(layers) else name in layers)
 
 
 class TokenSides(NamedTuple):
@@ -464,6 +506,11 @@ class TokenSides(NamedTuple):
 
     keys: Tensor | None = None
     queries: Tensor | None = None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The keyword arguments of a `View`."""
+        return {"ids": self.keys, "query_ids": self.queries}
 
     @classmethod
     def of(cls, maps: Mapping[str, AttentionMap], given: Mapping[str, Any]) -> "TokenSides":

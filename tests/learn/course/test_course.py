@@ -10,11 +10,12 @@ import torch
 
 from course_answers import RAISING, SAME, WRONG
 from headwise.cli import main
+from headwise.cli.course import show
 from headwise.learn.course import EXERCISES, find, grade, train_and_write
 from headwise.learn.course import gpt as gpt_exercises
 from headwise.learn.course.comparison import code_of, compared
-from headwise.learn.course.exercise import skeleton_of
-from headwise.learn.course.grading import NOT_TRIED, WAITING
+from headwise.learn.course.exercise import WAITS, skeleton_of
+from headwise.learn.course.grading import NOT_TRIED, SAME_CAUSE, WAITING
 from headwise.learn.course.work import Workspace, grade_file
 
 # The same function in other styles than the model answer.
@@ -98,8 +99,8 @@ def test_a_typical_mistake_is_found_in_its_own_part(name, right, wrong, part, wo
     assert found.next.name == part, found.sentence()
     assert words in found.next.words
     assert f'the next is "{part}"' in found.sentence()
-    earlier = [result.right for result in found.results][: [r.name for r in found.results].index(part)]
-    assert all(earlier), "credit for what is right"
+    earlier = found.results[: [r.name for r in found.results].index(part)]
+    assert all(result.right or result.words == WAITS for result in earlier), "credit for what is right"
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,54 @@ def test_an_error_is_told_in_the_part_where_it_happens_and_nothing_after_it_is_r
     )
 
 
+LISTED = "return self.out(torch.cat([head(x) for head in self.heads], dim=-1))"
+ATTENDED = "x = x + self.attention(self.first_norm(x))"
+FED = "return x + self.down(nn.functional.gelu(self.up(self.second_norm(x))))"
+BETWEEN_HEADS = {
+    ".transpose(1, 2)": "", ".masked_fill(future, -math.inf)": "",
+    "future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)": "pass",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "marks", "words"),
+    [
+        ("list-of-heads", {LISTED: "return x"}, "···", "no gradient flows through the result"),
+        ("list-of-heads", {LISTED: "return [head(x) for head in self.heads]"}, "✓··", "the call returns a list"),
+        ("list-of-heads", {LISTED: "return sum(h(x) for h in self.heads)"}, "✓··", "added up instead"),
+        ("all-heads-at-once", BETWEEN_HEADS, "✓·✓·✓✓✓", "between the heads of one token"),
+        ("dot-products", {"powers.sum(-1": "powers.sum(0"}, "✓···", "expected 0.1282"),
+        ("one-head", {"self.query(x), self.key(x), self.value(x)": "x, x, x"}, "·✓✓✓", "are not projected"),
+        ("one-head", {"key.transpose(-2, -1)": "key.transpose(-2, -1) / 7"}, "✓·✓✓", "a scale other than"),
+        ("block", {ATTENDED: "pass", FED: "return x"}, "✓····", "where is the attention?"),
+        ("block", {ATTENDED: "pass"}, "✓✓··✓", "where is the attention?"),
+        ("block", {FED: "return x"}, "✓✓·✓·", "is linear"),
+        ("block", {ATTENDED: "x = self.attention(self.first_norm(x))"}, "✓··✓✓", "a block returns its input"),
+        ("block", {FED: "return self.second_norm(x + self.down(nn.functional.gelu(self.up(x))))"}, "✓··✓✓",
+         "the stream itself is normalized"),
+        ("block", {ATTENDED: "x = x + self.first_norm(self.attention(x))"}, "✓✓·✓✓", "a norm reads what attention"),
+        ("block", {FED: FED.removeprefix("return ")}, "·····", "Block returns nothing"),
+    ],
+)  # fmt: skip
+def test_a_step_that_is_not_there_gets_no_credit_and_is_not_blamed_for_another(name, changes, marks, words, tmp_path):
+    source = find(name).solution
+    for right, wrong in changes.items():
+        assert right in source
+        source = source.replace(right, wrong)
+    found = grade(find(name), names_in(source, tmp_path / "answer.py"))
+    assert "".join("✓" if result.right else "·" for result in found.results) == marks, found.sentence()
+    assert words in found.next.words
+
+
+def test_a_cause_is_told_once_and_not_of_a_function_that_is_wrong_itself(tmp_path):
+    exercise = find("mask")
+    found = grade(exercise, names_in(exercise.solution.replace("-math.inf", "0.0"), tmp_path / "zero.py"))
+    assert "the cause may be that masked keys keep some weight: future scores are set to a number" in found.next.words
+    assert found.results[-1].words == SAME_CAUSE
+    found = grade(exercise, names_in(exercise.solution.replace(".tril()", ".tril(-1)"), tmp_path / "strict.py"))
+    assert found.next.words == "causal_mask(5)[0, 0] is 0; expected 1"
+
+
 def test_a_class_with_another_signature_is_told_how_it_is_called(tmp_path):
     exercise = find("all-heads-at-once")
     other = exercise.solution.replace("self, x: Tensor)", "self, x: Tensor, key: Tensor, value: Tensor)")
@@ -131,6 +180,40 @@ def test_a_class_with_another_signature_is_told_how_it_is_called(tmp_path):
     assert [result.name for result in found.results if not result.right] == ["the projections", "the mask"]
     misspelt = grade(exercise, names_in(exercise.solution.replace("def forward", "def foward"), tmp_path / "other.py"))
     assert misspelt.next.words == "there is no method forward; is foward meant to be it?"
+
+
+def test_a_definition_under_another_name_is_named_once(tmp_path, capsys):
+    exercise = find("all-heads-at-once")
+    for name in ("MultiheadAttention", "Mine"):
+        other = exercise.solution.replace("class MultiHeadAttention", f"class {name}")
+        found = grade(exercise, names_in(other, tmp_path / f"{name}.py"))
+        assert found.next.words == f"MultiHeadAttention is not defined; is {name} meant to be it?"
+        show(found)
+        assert capsys.readouterr().out.count("meant to be it") == 1
+    function = find("dot-products").solution.replace("def softmax", "def soft_max")
+    found = grade(find("dot-products"), names_in(function, tmp_path / "function.py"))
+    assert found.next.words == "softmax is not defined; is soft_max meant to be it?"
+    assert "meant" not in grade(exercise, names_in("import torch\n", tmp_path / "none.py")).next.words
+
+
+def test_two_courses_can_be_kept_apart(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    in_this_process(monkeypatch)
+    path = Workspace(tmp_path / "course", EXERCISES).path(EXERCISES[0])
+    assert main(["course"]) == 0
+    path.write_text(EXERCISES[0].solution)
+    assert main(["course"]) == 0
+    capsys.readouterr()
+    assert main(["course", "--folder", "again"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Solved before, in another folder: 1 of 14." in shown
+    assert "--folder again --progress again/progress.json" in shown
+    assert "2. One head" in shown
+    assert main(["course", "--folder", "new", "--progress", "new/progress.json"]) == 0
+    assert "1. Dot products and softmax" in capsys.readouterr().out
+    assert main(["course", "--list"]) == 0
+    assert "Your progress, in any folder, is kept in " in capsys.readouterr().out
 
 
 def test_a_name_that_comes_after_the_end_of_a_file_is_not_called_missing(tmp_path):

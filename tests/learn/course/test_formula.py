@@ -24,13 +24,22 @@ def total(T, E, H):
         "4 294 967 296",
         "2^32",
         "4.29 GFLOPs",
+        "4.295e9",
+        "4.29 × 10⁹",
+        "4.29 billion operations",
+        "0.00429 TFLOPs",
+        "2.15 billion multiply-adds",
+        "2^31 MACs",
+        "4 T E² + 2 T² E multiply-accumulates",
     ],
 )
 def test_spellings_of_one_formula_are_equal(text):
     assert expressions(text)[0].equals(total)
 
 
-@pytest.mark.parametrize("text", ["8 T d^2 + 2 T^2 d", "8 d T^2 + 4 d^2 T", "4,294,967,295", "4.92 G", "8*1024*512"])
+@pytest.mark.parametrize(
+    "text", ["8 T d^2 + 2 T^2 d", "8 d T^2 + 4 d^2 T", "4,294,967,295", "4.92 G", "8*1024*512", "4.29 GMACs", "2^31"]
+)
 def test_other_formulas_are_not(text):
     assert not any(found.equals(total) for found in expressions(text))
 

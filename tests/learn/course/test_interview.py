@@ -136,20 +136,45 @@ def typed(monkeypatch, text):
 def test_the_interview_asks_until_the_time_is_over(capsys, monkeypatch):
     typed(monkeypatch, "They saturate.\nGradients vanish.\n\nno idea\n\n")
     chosen = (find_question("root"), find_question("mask"))
-    assert interview.ask_all(chosen, clock=5.0) == 0
+    assert interview.ask_all(chosen, 5.0) == 0
     out = capsys.readouterr().out
     assert "[5 min left]" in out
     assert interview._minutes(0.5) == "30 s"
     assert "Points found in your answers: 2 of 7. The interview took less than a minute." in out
-    assert interview.ask_all(chosen, clock=1e-9) == 0
+    assert interview.ask_all(chosen, 1e-9) == 0
     assert "Time is up." in capsys.readouterr().out
+
+
+def test_an_answer_that_is_typed_after_the_clock_does_not_count(tmp_path, capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(interview.time, "monotonic", lambda: now[0])
+    lines = iter([(30, "They saturate the softmax."), (90, "Gradients vanish."), (91, "")])
+
+    def late(_):
+        now[0], line = next(lines)
+        return line
+
+    monkeypatch.setattr("builtins.input", late)
+    assert interview.ask_all((find_question("root"), find_question("mask")), 1.0) == 0
+    out = capsys.readouterr().out
+    assert "✓ large scores saturate the softmax" in out, "what was typed in time counts"
+    assert "✓ then the gradients vanish" not in out
+    assert "Time is up." in out
+    assert "Points found in your answers: 1 of 4." in out
+    now[0], path = 0.0, tmp_path / "mine.py"
+    path.write_text(find_question("code").answer(sizes()))
+    lines = iter([(61, str(path))])
+    interview.ask_all((find_question("code"),), 1.0)
+    out = capsys.readouterr().out
+    assert "What you typed last came too late and does not count." in out
+    assert "Your code is right" not in out
 
 
 def test_a_path_is_one_line_and_is_asked_again_until_the_file_exists(tmp_path, capsys, monkeypatch):
     path = tmp_path / "mine.py"
     path.write_text("import torch\n\nclass MultiHeadAttention(torch.nn.Module):\n    pass\n")
     typed(monkeypatch, f"{tmp_path / 'typo.py'}\n?\n{path}\n\nIt is quadratic in the length.\n\nq\n")
-    assert interview.ask_all((find_question("code"),), clock=9.0) == 0
+    assert interview.ask_all((find_question("code"),), 9.0) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert f"There is no file '{tmp_path / 'typo.py'}'." in out
     assert "Six steps: " in out
@@ -165,13 +190,13 @@ def test_a_path_is_one_line_and_is_asked_again_until_the_file_exists(tmp_path, c
 def test_leaving_is_possible_at_every_prompt(text, capsys, monkeypatch):
     for name in ("code", "root"):
         typed(monkeypatch, text)
-        assert interview.ask_all((find_question(name),), clock=None) == 0
+        assert interview.ask_all((find_question(name),), None) == 0
         assert capsys.readouterr().out.endswith("\n\nThe interview took less than a minute.\n")
 
 
 def test_a_question_mark_lists_the_points(capsys, monkeypatch):
     typed(monkeypatch, "?\nThey saturate.\n\n")
-    interview.ask_all((find_question("root"),), clock=None)
+    interview.ask_all((find_question("root"),), None)
     out = capsys.readouterr().out
     assert "A good answer makes 4 points:" in out
     assert "✓ large scores saturate the softmax" in out
@@ -220,3 +245,32 @@ def test_a_clear_opposite_is_contradicted(name, answer, wrong):
 def test_an_answer_in_other_words_is_found(name, answer, point, state):
     found = find_question(name).judge(answer)
     assert next(made.state for title, made in found.items() if title.startswith(point)) == state
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "said", "wrong"),
+    [
+        ("flops", "2.15 billion multiply-adds", ["together"], []),
+        ("flops", "2.15 billion operations", [], ["together"]),
+        ("flops", "4.29 billion multiply-adds", [], ["together"]),
+        ("flops", "2^32", ["together"], []),
+        ("flops", "8*1024*512*512", ["the projections", "a multiply-add"], []),
+        ("flops", "the attention products take 2.15 G", ["the scores"], []),
+        ("parameters", "1,050,624 for a head, so 8,404,992", [], ["together"]),
+        ("cache", "2 MiB per token", [], []),
+        ("cache", "2 KiB for all tokens", [], []),
+        ("cache", "4096 numbers per token", [], []),
+        ("cache", "1024 numbers per token", ["its size"], []),
+        ("cache", "2 KiB per token, so 2 MiB for 1024 tokens", ["its size"], []),
+        ("memory", "16 MiB per head", [], []),
+        ("memory", "FlashAttention avoids it", ["a fused"], []),
+        ("memory", "FlashAttention writes the whole matrix to memory", [], ["a fused"]),
+        ("grouped", "fewer queries are stored", [], ["several query", "the cache"]),
+    ],
+)
+def test_a_number_counts_for_what_it_is_said_of_in_its_own_unit(name, answer, said, wrong):
+    found = find_question(name).judge(answer)
+    for state, starts in (("said", said), ("wrong", wrong)):
+        named = [title for title, made in found.items() if made.state == state]
+        assert len(named) == len(starts), (state, named)
+        assert all(title.startswith(start) for title, start in zip(named, starts, strict=True))

@@ -57,6 +57,7 @@ def test_a_text_is_typed_and_the_atlas_appears(live, page):
     assert page.url.endswith(f":{live.door.port}/")  # the token does not stay in the address
     ask(page, TEXT)
     atlas(page, 56)
+    page.get_by_role("radio", name="All tokens").click()
     assert "7 layers × 8 heads · 16 tokens" in page.inner_text(".sentence")
     assert "nats per token" in page.inner_text(".loss")
     assert page.locator(".next tbody td").count() >= 6

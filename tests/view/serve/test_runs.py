@@ -18,7 +18,7 @@ from headwise.view.serve import app, models, runs
 from headwise.view.serve import runs as runs_module
 from headwise.view.serve.models import outcome
 from headwise.view.serve.requests import Limits
-from headwise.view.serve.texts import RunTexts
+from headwise.view.texts import RunTexts
 from serving import TEXT, begun, looked, refused, small_model, until
 
 LONG = "The captain looked at the sea and the sea looked back. " * 110  # 1322 tokens

@@ -9,13 +9,13 @@ from torch import nn
 
 from headwise.check.arguments import parameters_of
 from headwise.check.code.loader import Loaded
-from headwise.check.code.source import MULTI
+from headwise.check.code.source import MULTI, projects
 from headwise.check.code.stubs import Stub
 from headwise.check.objects import METHODS
 from headwise.check.vocabulary import WEIGHTS_IN, call_role, constructor_role, plain
 
 NAME = re.compile(r"attn|attention|mha|mhsa|msa|multihead|selfatt|crossatt|multi_head", re.IGNORECASE)
-WEIGHTS = re.compile(r"Linear|Parameter|einsum|Conv1d|randn|MultiheadAttention")
+WEIGHTS = re.compile(r"Linear|Parameter|einsum|Conv\dd|randn|MultiheadAttention")
 PRODUCT = re.compile(r"[\w\])][ \t]*@|matmul|einsum|bmm|scaled_dot_product_attention|MultiheadAttention")
 ATTENDS = re.compile(r"softmax|scaled_dot_product_attention|MultiheadAttention")
 FOREIGN = re.compile(r"\b(np|numpy|jnp|jax|tf|keras|mx|mlx|flax|haiku|hk|paddle|tinygrad|cupy|cp)\.")
@@ -47,7 +47,7 @@ def candidates(loaded: Loaded) -> list[tuple[str, Any]]:
         # any class that attends itself, whatever its name
         classes = [name for name in native if inspect.isclass(loaded.namespace[name]) and WEIGHTS.search(texts[name])]
         found |= {name: 8 for name in classes if ATTENDS.search(texts[name]) and PRODUCT.search(texts[name])}
-        found = found or {name: 1 for name in classes if UNFINISHED.search(texts[name])}
+        found = found or {name: 1 for name in classes if UNFINISHED.search(texts[name]) or projects(texts[name])}
     order = {name: i for i, name in enumerate(texts)}
     return [(name, loaded.namespace[name]) for name in sorted(found, key=lambda name: (-found[name], -order[name]))]
 

@@ -109,7 +109,26 @@ class Case:
         functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name != "__init__"]
         functions.sort(key=lambda n: n.name not in ("forward", "__call__"))
         found = (min(map(_line_of, filter(_writes_state, ast.walk(f))), default=None) for f in functions)
-        return next((line for line in found if line is not None), None)
+        line = next((line for line in found if line is not None), None)
+        return self._line_of_shared_default() or self._condition_of_state(line) or line
+
+    def _condition_of_state(self, line: int | None) -> int | None:
+        """The line of the `if` that keeps what an attribute holds, around the line that assigns it."""
+        held = re.match(r"(self\.\w+)\s*=", self.text(line))
+        return None if held is None else self.condition_around(line, f"{held[1]} is None")
+
+    def _line_of_shared_default(self) -> int | None:
+        """The line of a dictionary or list that is the default of an argument which the constructor keeps."""
+        own = next((n for n in ast.walk(ast.parse(self.source)) if getattr(n, "name", "") == self.name), None)
+        inits = [n for n in getattr(own, "body", []) if getattr(n, "name", "") == "__init__"]
+        for init in (n for n in inits if isinstance(n, ast.FunctionDef)):
+            arguments = [*init.args.posonlyargs, *init.args.args]
+            pairs = [*zip(reversed(arguments), reversed(init.args.defaults), strict=False)]
+            pairs += [(a, d) for a, d in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True) if d is not None]
+            shared = {a.arg: d.lineno for a, d in pairs if isinstance(d, ast.Dict | ast.List)}
+            kept = [n.value for n in ast.walk(init) if isinstance(n, ast.Assign) and isinstance(n.value, ast.Name)]
+            return next((shared[value.id] for value in kept if value.id in shared), None)
+        return None
 
     def uncalled_method(self, pattern: str) -> tuple[str, int] | None:
         """A method whose name matches and that nothing in the file mentions, with its line."""
@@ -170,6 +189,12 @@ class Case:
         calls = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Call) and n.lineno == line]
         named = (k for call in calls for k in call.keywords if k.arg is not None and re.search(pattern, k.arg))
         return next((k.lineno for k in named), line)
+
+    def return_in_loop(self) -> int | None:
+        """The line of a `return` at the end of the body of a loop, so that only its first round is done."""
+        own = next((n for n in ast.walk(ast.parse(self.source)) if getattr(n, "name", "") == self.name), None)
+        loops = [n for n in ast.walk(own) if isinstance(n, ast.For)] if own is not None else []
+        return next((loop.body[-1].lineno for loop in loops if isinstance(loop.body[-1], ast.Return)), None)
 
     def packing_line(self) -> int | None:
         """The line that puts several values together under a name that forward returns beside the output."""

@@ -47,7 +47,8 @@ def _calls(statements: list[ast.stmt], target: str) -> Iterator[tuple[int, ast.C
     made: set[str] = set()
     for position, statement in enumerate(statements):
         for node in ast.walk(statement):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in made:
+            direct = isinstance(node, ast.Call) and getattr(getattr(node.func, "func", None), "id", "") == target
+            if isinstance(node, ast.Call) and (direct or getattr(node.func, "id", "") in made):
                 yield position, node
         if isinstance(statement, ast.Assign) and any(getattr(n, "id", "") == target for n in ast.walk(statement.value)):
             made |= {t.id for t in statement.targets if isinstance(t, ast.Name)}

@@ -33,7 +33,7 @@ HEADS = re.compile(r"h|\w*heads?", re.IGNORECASE)
 BATCH = r"(?:batch\w*|bs|bsz|b|n)"
 DESCRIBED = r"\bshape\b\W{0,4}[(\[]\s*batch\w*\s*,\s*\w+\s*,\s*\w+\s*[)\]]"  # of an input, in a docstring
 ADDED = re.compile(r"\badd(ed|itive)\b|\bnegative\b|-\s*inf|-\s*1e\d", re.IGNORECASE)
-NOUN = r"(?:\s+(?:entry|entries|values?|elements?|bits?))?"
+NOUN = r"(?:\s+(?:entry|entries|values?|elements?|bits?|positions?|keys?|tokens?|places?))?"
 PHRASE = re.compile(rf"\b({ON}|{OFF})\b{NOUN}{LINK}{FILLER}{NOT}{FILLER}\W{{0,3}}({SEEN}|{HIDDEN})\b", re.IGNORECASE)
 
 
@@ -88,7 +88,8 @@ def stated_shapes(case: Case, name: str) -> list[Stated]:
 def _shape(axes: list[str]) -> str:
     """The axes of a mask in our letters; empty where they are not known."""
     words = [axis.strip() for axis in axes]
-    first = ["B"] if re.fullmatch(BATCH, words[0], re.IGNORECASE) else []
+    square = len(words) == 2 and words[0] == words[1]  # (n, n) is a table of queries and keys
+    first = ["B"] if re.fullmatch(BATCH, words[0], re.IGNORECASE) and not square else []
     rest = words[len(first) :]
     letters = [a if a == "1" else "H" if HEADS.fullmatch(a) else "T" if TOKENS.fullmatch(a) else "" for a in rest]
     known = len(words) > 1 and "" not in letters and letters[-1:] == ["T"]
@@ -129,6 +130,14 @@ def states_one_length(case: Case, first: str, second: str) -> int | None:
     return found[second][1]
 
 
+def states_left_padding(case: Case) -> int | None:
+    """The line that says that padding comes first; None where none does."""
+    place = r"\b(?:on|at|to|from) the (?:left|start|beginning|front)\b"
+    said = rf"\bleft[- ]?pad|\bpad\w*[^.,;]{{0,20}}{place}|padding_side\W+left"
+    told = [(n, text) for n, text in _statements(case) if re.search(said, text, re.IGNORECASE)]
+    return next((n for n, text in told if not re.search(r"\b(not|never|no|instead|unlike)\b|n't\b", text, re.I)), None)
+
+
 def states_one_token(case: Case) -> int | None:
     """The line that says that a call takes one token at a time; None where none does."""
     said = rf"\b(?:one|single) token\b|token by token|[(\[]\s*{BATCH}\s*,\s*1\s*,"
@@ -146,6 +155,15 @@ def states_slopes(case: Case) -> bool:
     said = r"slopes?\b[^.;]{0,20}\b(paper|authors?|original)|\b(paper|authors?|original)[^.;]{0,20}\bslopes?"
     told = [text for _, text in _statements(case) if re.search(said, text, re.IGNORECASE)]
     return bool(told) and not any(re.search(r"\b(not|other|instead|unlike)\b|n't\b", text) for text in told)
+
+
+def states_unscaled(case: Case) -> int | None:
+    """The line that says that scores are not scaled on purpose; None where none does."""
+    factor = r"(?:1\s*/\s*(?:math\.)?(?:sqrt|\u221a)\s*\(?\w+\)?|d\w*\s*\*\*\s*-0?\.5|scal(?:e|ing)(?:\s+factor)?)"
+    said = rf"\bun-?scaled\b|\bnot (?:scaled|divided)\b|\bno {factor}|\bwithout (?:a |the |any )?{factor}"
+    doubt = r"\b(todo|fixme|bug|wrong|mistake|forgot|instead of)\b|\?"
+    told = [(n, text) for n, text in _statements(case) if re.search(said, text, re.IGNORECASE)]
+    return next((n for n, text in told if not re.search(doubt, text, re.IGNORECASE)), None)
 
 
 def states_output_first(case: Case) -> int | None:
@@ -171,7 +189,8 @@ def _computes(text: str, name: str) -> bool:
 def states_batch_first(case: Case, names: Iterable[str]) -> int | None:
     """The line that says of an input that its batch comes first; None where none does, or another says the opposite."""
     inputs = "|".join(map(re.escape, names))
-    said = rf"\b({inputs})\b.*[(\[]\s*{BATCH}\s*,|\bbatch[- ]first\b"
+    whole = rf"\b(?:inputs?|takes|expects|in/out)\b[^.(\[]{{0,30}}[(\[]\s*{BATCH}\s*,\s*\w+\s*,\s*\w+\s*[)\]]"
+    said = rf"\b({inputs})\b.*[(\[]\s*{BATCH}\s*,|\bbatch[- ]first\b|{whole}"
     first = [
         n for n, text in _statements(case) if re.search(said, text, re.I) and not re.search("not batch", text, re.I)
     ]

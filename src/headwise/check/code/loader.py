@@ -9,10 +9,11 @@ import ast
 import builtins
 import contextlib
 import copy
+import dataclasses
 import linecache
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -45,7 +46,7 @@ DEFINITIONS = (ast.Assign, ast.AnnAssign, ast.ClassDef, ast.FunctionDef, ast.Imp
 CHEAP_CALLS = {
     "device", "dict", "int", "float", "len", "max", "min", "namedtuple", "TypeVar", "getattr", "is_available",
     "list", "tuple", "Namespace", "SimpleNamespace", "NewType", "range", "sqrt", "set", "str", "bool",
-    "is_bf16_supported",
+    "is_bf16_supported", "getLogger",
 }  # fmt: skip
 
 
@@ -73,6 +74,7 @@ class Loaded:
         """Define a name by the statement that was skipped at first, here or in a sibling; False where that fails."""
         statement = self.skipped.pop(name, None)
         if statement is not None:
+            self._define(_read_at_once(statement))
             self._execute(statement)
             return name in self.namespace
         sibling = next((other for other in self.siblings if other.define_late(name)), None)
@@ -138,23 +140,42 @@ class Loaded:
                 if isinstance(inner, DEFINITIONS):
                     self._run(inner)
         elif isinstance(statement, NOT_RUN):
-            return
-        elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) and not _is_cheap(statement):
-            self.skipped.update(dict.fromkeys(_assigned(statement), statement))
+            if isinstance(statement, ast.With):  # it may read a configuration
+                self._skip(statement)
+        elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) and not self._is_cheap(statement):
+            self._skip(statement)
         elif isinstance(statement, ast.If | ast.Try):
             self._run_block(statement)
         elif isinstance(statement, ast.ImportFrom | ast.Import):
             self._import(statement)
         else:
+            self._define(_read_at_once(statement))
             self._execute(statement)
+
+    def _skip(self, statement: ast.stmt) -> None:
+        """Leave a statement until something needs a name that it defines."""
+        self.skipped.update(dict.fromkeys(_assigned(statement) - set(self.namespace), statement))
+
+    def _define(self, names: set[str]) -> None:
+        """Run the statements that define these names, where they were left out."""
+        for name in sorted(names & set(self.skipped)):
+            self.define_late(name)
+
+    def _is_cheap(self, statement: ast.Assign | ast.AnnAssign | ast.AugAssign) -> bool:
+        """Whether an assignment makes a constant or a configuration, and needs nothing that was left out."""
+        needs = set() if statement.value is None else _read_at_once(statement)
+        return not needs & set(self.skipped) and _is_cheap(statement, self.namespace)
 
     def _run_block(self, statement: ast.If | ast.Try) -> None:
         """An `if` or `try` at module level: all of it if nothing in it takes long, otherwise its definitions."""
         inside = list(ast.walk(statement))
         if any(isinstance(n, ast.For | ast.While | ast.With) for n in inside):
+            if not any(isinstance(n, ast.For | ast.While) for n in inside):
+                self._skip(statement)
             definitions = [n for n in inside if isinstance(n, ast.ClassDef | ast.FunctionDef)]
             for node in definitions:
                 if not any(node in ast.walk(other) for other in definitions if other is not node):
+                    self.skipped.pop(node.name, None)
                     self._execute(node)
             return
         before, active = len(self.problems), self.finder.active
@@ -301,15 +322,36 @@ def _is_main(statement: ast.If) -> bool:
     return "__name__" in ast.dump(statement.test)
 
 
-def _is_cheap(statement: ast.Assign | ast.AnnAssign | ast.AugAssign) -> bool:
+def _read_at_once(statement: ast.AST) -> set[str]:
+    """Names that a statement reads when it runs: of a function, in its defaults and decorators, not in its body."""
+    found: set[str] = set()
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        defaults = [*statement.args.defaults, *(d for d in statement.args.kw_defaults if d is not None)]
+        parts: list[ast.AST] = [*defaults, *getattr(statement, "decorator_list", [])]
+    else:
+        parts = list(ast.iter_child_nodes(statement))
+    for part in parts:
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
+            found.add(part.id)
+        found |= _read_at_once(part)
+    return found
+
+
+def _is_cheap(statement: ast.Assign | ast.AnnAssign | ast.AugAssign, namespace: Mapping[str, Any]) -> bool:
     """Whether an assignment makes a constant or a configuration rather than data, a model or a training run."""
     if statement.value is None:
         return True
     for node in ast.walk(statement.value):
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name not in CHEAP_CALLS and "onfig" not in name and not name.endswith("Args"):
-                return False
+        if isinstance(node, ast.Call) and not _is_cheap_call(node, namespace):
+            return False
         if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.DictComp | ast.SetComp | ast.Await):
             return False
     return True
+
+
+def _is_cheap_call(node: ast.Call, namespace: Mapping[str, Any]) -> bool:
+    """Whether a call makes a constant or a configuration: by the name of what is called, also under an alias."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    called = namespace.get(name) if isinstance(node.func, ast.Name) else None
+    made = dataclasses.is_dataclass(called) or getattr(called, "__name__", "") in CHEAP_CALLS
+    return made or name in CHEAP_CALLS or "onfig" in name or name.endswith("Args")

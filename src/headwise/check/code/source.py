@@ -9,6 +9,7 @@ import json
 import re
 import textwrap
 import warnings
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,10 @@ ATTENTION = re.compile(r"attn|attention|mha|mhsa|msa|multi_?head|selfatt|crossat
 MULTI = re.compile(r"mult|mha|mhsa|msa|heads", re.IGNORECASE)
 # Words without which nothing in a file can be attention, and words that only PyTorch code contains.
 ATTENDS = re.compile(r"softmax|scaled_dot|att(n|ent)|mha|mhsa|msa|head|qkv|query|\.exp\(|logsumexp", re.IGNORECASE)
+LINEAR = re.compile(r"Linear\(([^()]*)\)")
+GAP_OR_PRODUCT = re.compile(
+    r"[\w\])][ \t]*@|matmul|einsum|bmm|= *\.\.\.|NotImplementedError|^\s*(\.\.\.|pass)\s*$", re.MULTILINE
+)
 FRAGMENT = re.compile(r"@|matmul|einsum|\bq(uery|ueries)?\b|self\.", re.IGNORECASE)
 TORCH = re.compile(r"\btorch|\bnn\.|\bF\.|\.softmax\(|masked_fill|\bModule\b|\bLinear\b|einops")
 OTHERS = {"tensorflow", "jax", "flax", "keras", "mxnet", "mlx", "paddle", "tinygrad", "cupy", "haiku", "equinox"}
@@ -130,13 +135,23 @@ class SourceText:
             self.locate(finding)
             return replace(unknown, verdict="wrong", findings=[finding])
         begun = ATTENDS.search(self.text) if self.defines() else FRAGMENT.search(self.text)
-        if name is None and begun is None:
+        if name is None and begun is None and not projects(self.text):
             return replace(unknown, doubts=["nothing in this file looks like attention; name the class with --name"])
         fragment = not any(isinstance(node, ast.ClassDef) for node in ast.walk(self.tree or ast.Module([], [])))
         foreign = bool(OTHERS & imported(self.tree))
         if (name is None or name in self.defines()) and not self.uses_torch() and (foreign or not fragment):
             return replace(unknown, doubts=["nothing in this file uses PyTorch, and only PyTorch can be judged"])
         return None
+
+
+def projects(text: str) -> bool:
+    """Whether three linear layers of the same sizes are made, whatever their names, and there is a product or a gap.
+
+    That is what the projections of a class look like whose softmax is still to be written, in any language.
+    """
+    alike = Counter(LINEAR.findall(text))
+    three = max(alike.values(), default=0) >= 3 or re.search(rf"{LINEAR.pattern}\s*for \w+ in range\([34]\)", text)
+    return bool(three) and GAP_OR_PRODUCT.search(text) is not None
 
 
 def imported(tree: ast.AST | None) -> set[str]:

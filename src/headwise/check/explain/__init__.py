@@ -15,6 +15,7 @@ from headwise.check.explain.axes import elementwise, linear_layer, product, view
 from headwise.check.explain.kinds import (
     bare_super,
     condition,
+    dropped_result,
     float_size,
     missing_attribute,
     not_callable,
@@ -33,9 +34,9 @@ from headwise.check.trace import Trace
 __all__ = ["condition", "explained", "nearest"]
 
 READERS: tuple[Callable[[Scene], Finding | None], ...] = (
-    trailing_comma, returns_nothing, bare_super, tensor_as_condition, number_for_tensor, uncalled, not_callable,
-    float_size, cut_parts, own_arguments, list_for_tensor, einsum_letters, linear_layer, view_sizes, elementwise,
-    product, missing_attribute,
+    trailing_comma, dropped_result, returns_nothing, bare_super, tensor_as_condition, number_for_tensor, uncalled,
+    not_callable, float_size, cut_parts, own_arguments, list_for_tensor, einsum_letters, linear_layer, view_sizes,
+    elementwise, product, missing_attribute,
 )  # fmt: skip
 
 

@@ -27,6 +27,23 @@ def trailing_comma(scene: Scene) -> Finding | None:
     return None
 
 
+def dropped_result(scene: Scene) -> Finding | None:
+    """A call whose result is not assigned, where the failing statement works with that result."""
+    statement = scene.statement()
+    if not isinstance(statement, ast.Assign | ast.Return) or statement.value is None:
+        return None
+    read = {n.id for n in ast.walk(statement.value) if isinstance(n, ast.Name)}
+    for node in reversed(scene.expressions()):
+        call = node.value
+        owner = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
+        if isinstance(owner, ast.Name) and owner.id in read and not call.func.attr.endswith("_"):  # type: ignore[attr-defined]
+            result = scene.value(call)
+            if isinstance(result, Tensor) and scene.value(statement.value, {owner.id: result}) is not None:
+                words = f"{ast.unparse(call)} leaves {owner.id} as it is"
+                return Finding("result-dropped", words, node.lineno)
+    return None
+
+
 def not_callable(scene: Scene) -> Finding | None:
     """A number or a tensor that is called like a layer, and where it was set."""
     listed = isinstance(scene.error, NotImplementedError) and "ModuleList" in scene.words

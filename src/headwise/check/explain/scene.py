@@ -62,15 +62,22 @@ class Scene:
             heads = [n for n in ast.iter_child_nodes(found) if not isinstance(n, ast.stmt)]
             yield from (node for head in heads for node in ast.walk(head))
 
-    def value(self, node: ast.AST) -> Any:
-        """What an expression gives in that frame; None where it gives nothing."""
+    def expressions(self) -> list[ast.Expr]:
+        """Statements before the line, in the same function, that only compute something."""
+        functions = [n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef) and _holds(n, self.line)]
+        around = max(functions, key=lambda f: f.lineno, default=None)
+        found = [] if around is None else [n for n in ast.walk(around) if isinstance(n, ast.Expr)]
+        return sorted((n for n in found if n.lineno < self.line), key=lambda n: n.lineno)
+
+    def value(self, node: ast.AST, changed: dict[str, Any] | None = None) -> Any:
+        """What an expression gives in that frame, with other values for some names; None where it gives nothing."""
         if not isinstance(node, ast.expr) or any(
             isinstance(n, ast.NamedExpr | ast.Await | ast.Yield) for n in ast.walk(node)
         ):
             return None
         try:
             code = compile(ast.Expression(node), "<part>", "eval")
-            return eval(code, self.frame.f_globals, dict(self.frame.f_locals))  # noqa: S307 - it ran a moment ago
+            return eval(code, self.frame.f_globals, {**self.frame.f_locals, **(changed or {})})  # noqa: S307 - it ran a moment ago
         except Exception:  # the part that raised, or that needs a name of an inner scope
             return None
 

@@ -69,6 +69,7 @@ FAULTS: tuple[Fault, ...] = (
     portability.unregistered_state,
     masks.constructor_switch,
     masks.call_switch,
+    masks.causal_off,
     sizes.grouped_heads,
     behavior.returned_tuple,
     behavior.returned_weights,

@@ -240,8 +240,9 @@ def _judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
     tables = [] if reading is None else returned_tables(bound, reading)
     unknown = [] if reading is None else _unexplained(bound, reading, [index for index, _ in tables])
     asks = any(ASKS.search(plain(p.name)) for p in call_parameters(bound.thing))
-    if unknown and asks and _is_direct(unknown[0], bound.returned):
-        words = f"shape {tuple(unknown[0].shape)} is not a table of queries × keys"
+    instead = unknown or ([] if tables else _inputs_returned(bound))
+    if instead and asks and _is_direct(instead[0], bound.returned):
+        words = f"shape {tuple(instead[0].shape)} is not a table of queries × keys"
         yield Finding("weights-returned", words, bound.case.return_line(several=True))
         return
     if unknown or _returns_no_number(bound):
@@ -305,6 +306,12 @@ def _unexplained(bound: Bound, reading: AttentionReading, tables: list[int]) -> 
     kept = {i: {name for name, nodes in parts.items() if made.get(i) in nodes} for i, _ in rest}
     pair = any("key" in names for names in kept.values()) and any("value" in names for names in kept.values())
     return [leaf for i, leaf in rest if not (pair and kept[i] & {"key", "value"})]
+
+
+def _inputs_returned(bound: Bound) -> list[Tensor]:
+    """Inputs that come back as they are, beside the output."""
+    rest = leaves(bound.returned)[1:] if bound.output is not None else []
+    return [leaf for leaf in rest if any(_is_copy(leaf, other) for other in bound.inputs)]
 
 
 def _returns_no_number(bound: Bound) -> bool:

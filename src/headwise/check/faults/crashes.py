@@ -137,7 +137,7 @@ def _undefined_names(tree: ast.Module, case: Case) -> Iterator[Finding]:
     """Names that the class looks up in its module and that no line of the file binds anywhere."""
     if any(isinstance(n, ast.ImportFrom) and any(a.name == "*" for a in n.names) for n in ast.walk(tree)):
         return
-    bound = set(dir(builtins)) | set(_bound_names(tree)) | {"__file__", "__name__", "__class__"}
+    bound = set(dir(builtins)) | set(bound_names(tree)) | {"__file__", "__name__", "__class__"}
     bound |= set() if case.loaded is None else set(case.loaded.missing_imports)  # reported as missing imports
     missing = {name: line for name, line in globals_read(case.target).items() if name not in bound}
     if missing:
@@ -159,11 +159,12 @@ def _meant(name: str, case: Case) -> str:
     definition = definition_of(tree, getattr(case.target, "__name__", ""))
     if definition is not None and name in set(_set_attributes(definition)):
         return f" (self.{name} is set; self. is missing here)"
-    near = nearest(name, {*_bound_names(tree), *(n.arg for n in ast.walk(tree) if isinstance(n, ast.arg))} - {name})
+    near = nearest(name, {*bound_names(tree), *(n.arg for n in ast.walk(tree) if isinstance(n, ast.arg))} - {name})
     return f" (did you mean {near}?)" if near else ""
 
 
-def _bound_names(tree: ast.AST) -> Iterator[str]:
+def bound_names(tree: ast.AST) -> Iterator[str]:
+    """Names that the code gives a value anywhere, other than arguments."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             yield node.id
@@ -531,7 +532,7 @@ def _form_is_certain(first: Failure, calls: list[Failure]) -> bool:
         without = [f for f in calls if f.without and (f.built, f.called) == (first.built, first.called)]
         ends = {_end(f) for f in without if f.projected} or {_end(f) for f in calls if f.natural}
         return _end(first) in ends if without else ends == {_end(first)}
-    return first.projected or (isinstance(first.error, CERTAIN) and not isinstance(first.error, IndexError))
+    return first.projected or (isinstance(first.error, CERTAIN) and not isinstance(first.error, LookupError))
 
 
 def _end(failure: Failure) -> tuple[type, int | None]:

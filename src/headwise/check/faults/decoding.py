@@ -15,7 +15,13 @@ from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, leaves
 from headwise.check.environment import mutable_defaults, restored_defaults
 from headwise.check.faults.mask_meaning import is_boolean
-from headwise.check.faults.options import POSITION, cache_candidates, is_cache, is_position, optional_arguments
+from headwise.check.faults.options import (
+    POSITION,
+    cache_arguments,
+    cache_candidates,
+    is_position,
+    optional_arguments,
+)
 from headwise.check.faults.parts import odd_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
@@ -31,9 +37,8 @@ RESET = re.compile(r"^(reset|clear|empty|init)\w*(cache|state|memory)?$")
 
 def extended_cache(bound: Bound, reading: AttentionReading | None) -> Found:
     """A cache that was extended by one call must serve the next one as well."""
-    parameters = optional_arguments(bound)
-    names = [p.name for p in parameters if is_cache(p.name) and not is_boolean(p)]
-    flags = {p.name: True for p in parameters if is_boolean(p) and "cache" in p.name.lower()}
+    names = cache_arguments(bound)
+    flags = {p.name: True for p in optional_arguments(bound) if is_boolean(p) and "cache" in plain(p.name)}
     if len(names) != 1 or bound.output is None or bound.case.never_reads(names[0]):
         return
     T = bound.sizes.T

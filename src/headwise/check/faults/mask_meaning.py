@@ -20,6 +20,7 @@ from headwise.check.reading import AttentionReading
 from headwise.check.trace import Core, error_line, find_attention
 from headwise.check.vocabulary import call_role, plain
 
+JOINS = ("bitwise_and", "logical_and", "__and__", "mul")  # of two masks
 SECONDS = 6.0  # for one argument; a typical one takes half a second
 LENGTHS = "(B,) lengths"
 LENGTH_MEANINGS = (
@@ -31,6 +32,8 @@ LENGTH_MEANINGS = (
     "prefix",
     "queries",
 )  # that are certain for a list of lengths
+LENGTH_NAME = re.compile(r"len(s|gths?)?$")
+PREFIX = re.compile(r"prefix|prompt|context|mem|cond")  # tokens that may all see each other
 IDS = "(B,T) numbers of documents"
 DOCUMENTS = re.compile(r"(doc|document|seg|segment|sample|seq|sequence|pack\w*)(ids?|idx|index|indices|s)")
 MEANING = {
@@ -109,10 +112,12 @@ def measured(bound: Bound, reading: AttentionReading | None) -> list[MaskArgumen
 
 
 def _unknown_arguments(bound: Bound) -> list[str]:
-    """Optional arguments whose names say nothing: each may be a mask."""
+    """Arguments whose names say nothing, optional or filled with a mask that hides nothing: each may be a mask."""
     held = {*bound.form.roles, *bound.form.masks, *bound.form.fixed}
     parameters = [p for p in call_parameters(bound.thing) if p.default is None and p.name not in held]
-    return [p.name for p in parameters if call_role(p.name) is None and not is_boolean(p)][:2]
+    unknown = [p.name for p in parameters if call_role(p.name) is None and not is_boolean(p)][:2]
+    given = [name for name, value in bound.form.fixed.items() if isinstance(value, Tensor) and value.dim() > 1]
+    return [name for name in given if call_role(name) is None and name not in bound.form.masks] + unknown
 
 
 def is_boolean(p: inspect.Parameter) -> bool:
@@ -125,6 +130,9 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
     if bound.form.layout not in ("batch first", "batch second"):
         return argument
     trial = MaskTrial(bound, reading, name)
+    if LENGTH_NAME.search(plain(name)) and (raised := _refused_lengths(trial)) is not None:
+        argument.tried.append(raised)
+        return argument
     if DOCUMENTS.fullmatch(plain(name)):
         argument.tried.append(_of_documents(trial))
         return argument
@@ -154,8 +162,20 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
             tried.meaning, tried.line = prefix, _widening_line(tried, bound, name) or tried.line
         elif off := _near_length(tried, lengths):
             tried.meaning, tried.line = off, _compared_line(tried, bound, name) or tried.line
-        argument.tried += [tried] if tried.meaning in LENGTH_MEANINGS else []
+        joined = tried.meaning in ("either", "uncausal") and not PREFIX.search(plain(name))
+        argument.tried += [tried] if joined or tried.meaning in LENGTH_MEANINGS else []
     return argument
+
+
+def _refused_lengths(trial: "MaskTrial") -> TriedMask | None:
+    """A list of lengths that raises, where a list of as many numbers as tokens does not."""
+    B, H, T, S = trial.reading.core.weights.shape
+    lengths, meant = 1 + torch.arange(B) % (S - 1), torch.ones(B, H, T, S, dtype=torch.bool)
+    tried = trial(LENGTHS, lengths, meant)
+    if not isinstance(tried.error, RuntimeError) or "must match" not in str(tried.error):
+        return None
+    other = trial(LENGTHS, torch.full((S,), S), meant)
+    return tried if other.error is None else None
 
 
 def _of_documents(trial: "MaskTrial") -> TriedMask:
@@ -287,6 +307,9 @@ class MaskTrial:
         moved = tried.meaning in ("wrong sample", "transposed", "queries")
         late = tried.meaning == "after"
         tried.line = core.after_softmax_line() if late else core.mask_line(self.bound.trace, moves=moved)
+        if tried.meaning == "both":
+            joined = (n.line for n in other.trace.nodes if n.op in JOINS and n.value.dtype == torch.bool)
+            tried.line = next((line for line in joined if line is not None), tried.line)
         if tried.meaning in ("keep", "drop") and self._changes_weights(core, tried.seen):
             tried.meaning = "rescaled"
         elif tried.meaning in MEANING and not self._is_explained(core, after):
@@ -315,8 +338,10 @@ class MaskTrial:
         scores = self.reading.scores
         if scores is None or scores.axis != "keys" or scores.after or scores.leaks:
             return False
-        usual = self._usual()[1].nan_to_num() * seen
+        base, usual = self._usual()
+        usual = usual.nan_to_num() * seen
         rows = (seen.sum(-1) > 1) & torch.isfinite(core.weights).all(-1) & (usual.sum(-1) > 1e-12)
+        rows &= ~(seen & ~base).any(-1)  # where nothing was left to see, every key has some weight
         expected = usual[rows] / usual[rows].sum(-1, keepdim=True)
         return bool(rows.any()) and not same(core.weights[rows], expected, 1e-4) and not _are_even(core.weights)
 
@@ -348,7 +373,7 @@ class MaskTrial:
             return "keep" if kept else "drop"
         if not bool(torch.isfinite(core.weights).all()):
             place = _misplaced(seen, meant, base)
-            return place if place in ("queries", "transposed") else "nan"
+            return {"queries": "queries", "transposed": "transposed", "keep": "both", "drop": "both"}.get(place, "nan")
         if bool(seen.eq(base).all()):
             factor = self._factor(core, mask)
             if factor is None and _evens_rows(weights, self._usual()[1], meant):

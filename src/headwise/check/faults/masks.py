@@ -14,7 +14,7 @@ from headwise.check.arguments import parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, make_inputs
 from headwise.check.code.example import example_shape
-from headwise.check.code.intent import stated_meaning, stated_shapes
+from headwise.check.code.intent import stated_meaning, stated_shapes, states_left_padding
 from headwise.check.explain import condition
 from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.mask_meaning import (
@@ -42,6 +42,7 @@ PLAIN_ERRORS = (AttributeError, NameError, TypeError, KeyError)
 WRONG_MEANING = {
     "after": "mask-after-softmax", "discarded": "mask-discarded", "wrong sample": "mask-wrong-sample",
     "transposed": "mask-transposed", "scaled": "mask-scaled", "queries": "mask-on-queries",
+    "both": "mask-empties-rows",
     "some heads": "mask-some-heads", "uncausal": "mask-replaces-causal", "either": "masks-combined",
     "rescaled": "mask-rescales", "one more": "mask-off-by-one", "one less": "mask-off-by-one",
 }  # fmt: skip
@@ -119,14 +120,15 @@ def _is_inverse(value: Tensor, mask: Tensor) -> bool:
 
 def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
     """A mask of the shape that a comment states, or of the axes or type that the code asks for, must work."""
-    example = example_shape(bound.case, argument.name)
-    for stated in [*stated_shapes(bound.case, argument.name), *([example] if example is not None else [])]:
+    example, said = example_shape(bound.case, argument.name), stated_shapes(bound.case, argument.name)
+    for stated in [*said, *([example] if example is not None else [])]:
         tried = [t for t in argument.tried if t.shape == stated.meaning]
         if tried and all(t.error is not None for t in tried):
             words = f"argument {argument.name}, shape {stated.meaning}, as {stated.place} says"
             words += f": {type(tried[0].error).__name__}: {tried[0].error}"
             line = _widened_before(bound, argument, tried[0]) or tried[0].line
-            return [Finding("mask-crashes", words.splitlines()[0][:200], line)]
+            against = "fragile" if said and stated is example else ""  # an example that its own text contradicts
+            return [Finding("mask-crashes", words.splitlines()[0][:200], line, severity=against)]
     if (table := _lost_queries(argument)) is not None:
         words = f"argument {argument.name}: shape (B,1,S) works, shape (B,T,S) raises {type(table.error).__name__}"
         line = _moving_line(bound, argument)
@@ -483,6 +485,7 @@ def _crash(argument: MaskArgument) -> Iterator[Finding]:
     """An error that no usual shape of the mask avoids."""
     tried = [t for t in argument.tried if t.error is not None and not is_deliberate(t.error)]
     sure = [t for t in argument.tried if isinstance(t.error, NameError) or "module 'torch" in str(t.error)]
+    sure += [t for t in argument.tried if t.shape == LENGTHS and t.error is not None]
     places = {t.line for t in tried}
     same_place = len(places) == 1 and None not in places
     failed = len(tried) + sum(t.meaning == "misfit" for t in argument.tried)
@@ -594,7 +597,12 @@ def empty_row(bound: Bound, reading: AttentionReading | None) -> Found:
         if out is not None and torch.isnan(out).any():
             alone = bool(torch.isfinite(out[1:]).all())
             words = "its sample becomes NaN" if alone else "the whole batch becomes NaN"
-            yield Finding("nan-empty-row", words, reading.core.softmax_line)
+            said = states_left_padding(bound.case) if reading.pattern == "causal" else None
+            if said is None:
+                yield Finding("nan-empty-row", words, reading.core.softmax_line)
+            else:  # the first tokens see nothing but padding
+                words += f"; padding comes first, as line {said} says, and then the first queries see no key"
+                yield Finding("nan-empty-row", words, tried.line or reading.core.softmax_line, severity="wrong")
             return
 
 
@@ -648,6 +656,46 @@ def _masked_beside(bound: Bound, reading: AttentionReading, other: Bound, name: 
         line = bound.case.line_with(rf"\b(if|elif)\b.*\b{usable[0].name}\b") if skipped else None
         line = line or core.mask_line(other.trace)
         yield Finding("masks-combined", f"{usable[0].name} beside {name}=True", line)
+
+
+def causal_off(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A causal mask that is off by default must be on in a file that trains to predict the next token."""
+    flag = next(
+        (p.name for p in parameters_of(bound.case.target) if p.name in CAUSAL_FLAGS and p.default is False), None
+    )
+    if flag is None or reading is None or reading.pattern != "full" or bound.case.loaded is None:
+        return
+    tree = ast.parse(bound.case.source)
+    names = [p.name for p in parameters_of(bound.case.target)]
+    name = getattr(bound.case.target, "__name__", "")
+    made = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == name]
+    off = [n for n in made if len(n.args) <= names.index(flag) and not {flag, None} & {k.arg for k in n.keywords}]
+    shifted = _line_of_shifted_targets(tree)
+    if made and len(off) == len(made) and flag not in _set_later(tree) and shifted is not None:
+        words = (
+            f"{flag} is False by default and nothing in this file sets it, and line {shifted} predicts the next token"
+        )
+        yield Finding("causal-off", words, off[0].lineno)
+
+
+def _set_later(tree: ast.AST) -> set[str]:
+    """Attributes that are assigned on something other than self."""
+    targets = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+    return {n.attr for n in targets if getattr(n.value, "id", "") != "self"}
+
+
+def _line_of_shifted_targets(tree: ast.AST) -> int | None:
+    """The line of `x[:, 1:]` where the same function also reads `x[:, :-1]`: what follows is predicted."""
+    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+        found: dict[str, dict[str, int]] = {}
+        for node in (n for n in ast.walk(function) if isinstance(n, ast.Subscript)):
+            axes = ast.unparse(node.slice).replace(" ", "").strip("()").split(",")
+            if axes[-1] in ("1:", ":-1"):
+                found.setdefault(ast.unparse(node.value), {})[axes[-1]] = node.lineno
+        line = next((lines["1:"] for lines in found.values() if len(lines) == 2), None)
+        if line is not None:
+            return line
+    return None
 
 
 def call_switch(bound: Bound, reading: AttentionReading | None) -> Found:

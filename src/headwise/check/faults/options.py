@@ -2,9 +2,10 @@
 
 import contextlib
 import copy
+import functools
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from headwise.check.arguments import constructor_role
+from headwise.check.arguments import constructor_role, parameters_of, value_for
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, leaves, make_inputs
 from headwise.check.code.intent import states_pieces
+from headwise.check.explain import condition
 from headwise.check.faults.behavior import ASKS, judged_weights, usable_masks
 from headwise.check.faults.chunks import is_chunk_size
 from headwise.check.faults.mask_meaning import MaskTrial, is_boolean, measured
@@ -70,6 +72,8 @@ def options(bound: Bound, reading: AttentionReading | None) -> Found:
             yield from _switched(bound, reading, p)
         elif bound.case.never_reads(p.name):
             yield Note("good", f"{p.name}, which is never read")
+        elif call_role(p.name) in INPUT_ROLES and (crash := _refuses_inputs(bound, p)) is not None:
+            yield crash
         elif not is_cache(p.name) and not is_position(p) and not is_chunk_size(p):
             known = _is_added(bound, reading, p.name) or _changes_nothing(bound, p)
             yield Note("good", p.name) if known else _weighing_heads(bound, reading, p)
@@ -115,6 +119,24 @@ def _changes_nothing(bound: Bound, p: inspect.Parameter) -> bool:
         return False
     outputs = (bound.output_of(bound.inputs, {p.name: value}) for value in values)
     return any(out is not None and bound.output is not None and same(out, bound.output) for out in outputs)
+
+
+def _refuses_inputs(bound: Bound, p: inspect.Parameter) -> Finding | None:
+    """The error that an optional input raises, of the length of the queries as of another one."""
+    errors = []
+    for length in (bound.sizes.T, bound.sizes.S):
+        memory = torch.randn(bound.inputs.query.shape[0], length, bound.sizes.E, dtype=bound.inputs.query.dtype)
+        errors.append(_error_with(bound, bound.inputs, {p.name: memory}))
+        bits = torch.ones(memory.shape[:2], dtype=torch.bool)  # or it may be a mask, whatever its name
+        errors += [_error_with(bound, bound.inputs, {p.name: bits})] if length == bound.sizes.T else []
+    first = errors[0]
+    if first is None or any(error is None or is_deliberate(error) for error in errors):
+        return None
+    line = error_line(first, bound.case.filename)
+    words = f"{p.name}: {condition(first) or f'{type(first).__name__}: {first}'}".splitlines()[0][:160]
+    return (
+        None if line is None else Finding("tensor-as-condition" if condition(first) else "option-crashes", words, line)
+    )
 
 
 def _weighing_heads(bound: Bound, reading: AttentionReading | None, p: inspect.Parameter) -> Finding | Note:
@@ -224,6 +246,12 @@ def is_cache(name: str) -> bool:
     return "cache" in word or "past" in word or word in ("kv", "memory", "state")
 
 
+def cache_arguments(bound: Bound) -> list[str]:
+    """The arguments that take a cache: optional ones, and those that a caller without a cache passes None."""
+    found = [p.name for p in optional_arguments(bound) if is_cache(p.name) and not is_boolean(p)]
+    return found + [n for n, value in bound.form.fixed.items() if value is None and is_cache(n)]
+
+
 def is_position(p: inspect.Parameter) -> bool:
     """Whether an argument is the position of the first token, zero or nothing by default."""
     return (p.default is None or type(p.default) is int) and POSITION.fullmatch(plain(p.name)) is not None
@@ -231,13 +259,16 @@ def is_position(p: inspect.Parameter) -> bool:
 
 def caches(bound: Bound, reading: AttentionReading | None) -> Found:
     """A cache that a call returns, given to the next call, must give the same result."""
-    parameters = optional_arguments(bound)
-    names = [p.name for p in parameters if is_cache(p.name) and not is_boolean(p)]
-    flags = {p.name: True for p in parameters if is_boolean(p) and "cache" in plain(p.name)}
+    names = cache_arguments(bound)
+    flags = {p.name: True for p in optional_arguments(bound) if is_boolean(p) and "cache" in plain(p.name)}
     if not names and flags:
         yield from _kept_inside(bound, flags)
     if not names or call_role(names[0]) in INPUT_ROLES:
         return
+    if (form := bound.form_alone()) is not None:  # a cache holds the tokens before; those of a memory are all there
+        yield from _beside_memory(bound, names[0], flags)
+        with contextlib.suppress(Exception):  # it cannot be called without the memory
+            bound = bound.called(form=form, inputs=make_inputs(form, bound.sizes))
     if bound.case.never_reads(names[0]):
         if any(cache_candidates(bound.returned, bound.sizes.T)):
             words = f"a cache is returned, and the argument {names[0]} is never read"
@@ -259,15 +290,40 @@ def caches(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Note("untried", f"the argument {names[0]}")
 
 
+def _beside_memory(bound: Bound, name: str, flags: dict[str, Any]) -> Found:
+    """Queries in two parts, with one memory and one cache, must get what they get together, where that runs."""
+    cut = bound.sizes.T - 1
+    first, rest = (bound.inputs._replace(query=bound.inputs.query[:, part]) for part in (slice(cut), slice(cut, None)))
+    for make in (*_cache_makers(bound), dict, list):
+        with contextlib.suppress(Exception):  # it is another kind of object, or the cache has another place
+            held = make()
+            bound.call(first, flags | {name: held})
+            out = bound.output_of(rest, flags | {name: held})
+            if out is not None and bound.output is not None and same(out, bound.output[:, cut:]):
+                yield Note("good", f"{name}, with the memory")
+            return
+
+
 def _in_an_object(bound: Bound, name: str, flags: dict[str, Any]) -> Finding | Note | None:
     """A cache that calls write into: a dictionary, a list, or an object of a class in the file."""
-    classes = [c for n, c in bound.case.namespace.items() if inspect.isclass(c) and "cache" in n.lower()]
-    for make in (*classes, dict, list):
+    for make in (*_cache_makers(bound), dict, list):
         with contextlib.suppress(Exception):  # it is another kind of object
             cuts = [_split_at(bound, name, flags, make, cut) for cut in (bound.sizes.T - 1, 2)]
             wrong = next((result for result in cuts if isinstance(result, Finding)), None)
             return wrong or (Note("good", f"{name}: same result token by token") if None not in cuts else None)
     return None
+
+
+def _cache_makers(bound: Bound) -> Iterator[Callable[[], Any]]:
+    """Classes of the file and methods of the object that make a cache, with sizes by the meaning of their names."""
+    classes = [c for n, c in bound.case.namespace.items() if inspect.isclass(c) and "cache" in n.lower()]
+    names = [n for n, f in vars(type(bound.thing)).items() if "cache" in n.lower() and callable(f)]
+    sizes = replace(bound.sizes, B=bound.inputs.query.shape[0])
+    for make in (*classes, *(getattr(bound.thing, name) for name in names if not name.startswith("__"))):
+        needed = [p.name for p in parameters_of(make) if p.default is p.empty]
+        roles = {name: constructor_role(name) for name in needed}
+        if all(role is not None for role in roles.values()):
+            yield functools.partial(make, **{name: value_for(role, sizes) for name, role in roles.items() if role})
 
 
 def _split_at(bound: Bound, name: str, flags: dict[str, Any], make: Any, cut: int) -> Finding | Note | None:

@@ -107,6 +107,10 @@ def head_count(bound: Bound, reading: AttentionReading) -> Found:
         return
     asked, Dv = _heads_of_layer(bound, reading), reading.core.heads.shape[-1]
     line = reading.core.score_line
+    early = bound.case.return_in_loop()
+    if early is not None and (given := asked_heads(bound) or asked) and given > 1:
+        yield Finding("heads-lost", f"the loop returns in its first round: 1 of {given} heads is computed", early)
+        return
     if asked and asked > 1:
         yield Finding(
             "single-head", f"{asked} heads were asked for; the weights are one table of all {Dv} numbers", line

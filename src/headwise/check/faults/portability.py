@@ -68,10 +68,18 @@ def half_precision(bound: Bound, reading: AttentionReading | None, masks: dict[s
     except Exception as error:
         line, words = error_line(error, bound.case.filename), str(error)
         if "overflow" in words:
-            yield Finding("half-fill", "the largest float16 is 65504", line)
+            severity = "wrong" if _is_made_half(bound) else ""
+            yield Finding("half-fill", "the largest float16 is 65504", line, severity=severity)
         elif "dtype" in words or "Half" in words or "same type" in words:
-            severity = "wrong" if masks is None and _promises_half(bound) else ""
+            severity = "wrong" if masks is None and (_promises_half(bound) or _is_made_half(bound)) else ""
             yield Finding("half-fails", words.splitlines()[0][:120], line, severity=severity)
+
+
+def _is_made_half(bound: Bound) -> bool:
+    """Whether its weights are in half precision as the constructor makes them."""
+    with contextlib.suppress(Exception):  # it needs what only our environment gives
+        return any(p.dtype == torch.float16 for p in bound.built.make().parameters())
+    return False
 
 
 def _promises_half(bound: Bound) -> bool:

@@ -1,5 +1,6 @@
 """Mistakes in the projections: split, positions, roles, shared weights, and what the maps are made of."""
 
+import contextlib
 import functools
 import math
 import re
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.check.arguments import parameters_of
+from headwise.check.arguments import CallSizes, batch_for, parameters_of
 from headwise.check.binding import Bound
 from headwise.check.code.intent import states_norm
 from headwise.check.faults.questions import (
@@ -23,12 +24,13 @@ from headwise.check.faults.questions import (
     of_stages,
     role_in,
 )
-from headwise.check.fits import Fit, same, unused_rows
+from headwise.check.fits import Fit, Role, same, unused_rows
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.objects import modules, tensors
-from headwise.check.reading import NONLINEAR, AttentionReading, Projection, multiple
-from headwise.check.trace import PRODUCTS, Core
+from headwise.check.reading import NONLINEAR, AttentionReading, Projection, multiple, read
+from headwise.check.trace import PRODUCTS, VIEWS, Core
 
+WIDER = 4  # times as wide, for angles of which all but one are zero
 SHARED = re.compile(r"shared?|tied", re.IGNORECASE)
 ROTARY = re.compile(r"rope|rotar|rotat|\bcos\b", re.IGNORECASE)
 
@@ -45,11 +47,24 @@ def unread_projections(bound: Bound, reading: AttentionReading) -> Found:
 def head_split(bound: Bound, reading: AttentionReading) -> Found:
     """A head must hold a slice of every token, not pieces of several tokens."""
     shuffled = _shuffled(reading)
-    if shuffled:
+    if any(part.split == "tokens" for part in reading.projections.values()):
+        words = "a token holds numbers of one channel, not the channels of one place"
+        yield Finding("tokens-view", words, _line_of_reading(bound))
+    elif shuffled:
         words = f"{listed(shuffled)} of one head hold pieces of several tokens"
         yield Finding("split-view", words, reading.core.split_line(shuffled[0]))
     elif len(reading.projections) == 3:
         yield Note("good", "head split")
+
+
+def _line_of_reading(bound: Bound) -> int | None:
+    """The first view that gives an input with its channels in front the shape (batch, tokens, channels)."""
+    nodes, shape = bound.trace.nodes, bound.inputs.query.shape
+    for node in (n for n in nodes if n.op in VIEWS and n.parents and n.line is not None):
+        before = nodes[node.parents[0]].value.shape
+        if node.value.shape == shape and before != shape:
+            return node.line
+    return next((n.line for n in nodes if n.op in VIEWS and n.value.shape == shape and n.line is not None), None)
 
 
 def _shuffled(reading: AttentionReading) -> list[str]:
@@ -149,6 +164,9 @@ def _offset(bound: Bound, reading: AttentionReading, D: int) -> Found:
 def _angles(bound: Bound, reading: AttentionReading, maps: Tensor) -> Found:
     """Angles must be those of the table that is stored, or the usual ones."""
     found = _turns(maps)
+    if len(found) < 2 < maps.shape[2] and (wider := _maps_of_wider_heads(bound, maps.shape[2])) is not None:
+        yield from _angles(bound, reading, wider)
+        return
     if len(found) < 2 < maps.shape[2]:
         yield Note("untried", "its rotary angles, of which all but one are zero")
     elif _are_usual(found):
@@ -161,6 +179,20 @@ def _angles(bound: Bound, reading: AttentionReading, maps: Tensor) -> Found:
     else:
         words = f"one position turns the first pair by {float(found[0]):.3g}, the table says {float(stored[0]):.3g}"
         yield Finding("rotary-angle", words, reading.core.step_line("query", outermost=True))
+
+
+def _maps_of_wider_heads(bound: Bound, D: int) -> Tensor | None:
+    """The same (T, H, D, E) with two heads four times as wide, of which more numbers may be rotated."""
+    E = 2 * WIDER * D
+    if D != bound.sizes.D:
+        return None  # this is the wider one
+    with contextlib.suppress(Exception):  # its sizes are fixed, or refused
+        other = bound.resized(CallSizes(B=batch_for(E), H=2, E=E))
+        seen = None if other is None else read(other)
+        query = None if seen is None else seen.query
+        if seen is not None and query is not None and query.by_position is not None:
+            return query.by_position.unflatten(1, (seen.core.query.shape[1], -1))
+    return None
 
 
 def _base(bound: Bound, angles: Tensor, D: int) -> Found:
@@ -373,8 +405,18 @@ def _line_of_sharing(bound: Bound, reading: AttentionReading, name: str) -> int 
     owner = part.role.names[0] if part.role.names else ""
     listed = re.match(r"\w+\.\d+\.", owner) is not None
     left = idle_role(bound, reading)
+    if (twice := _assigned_twice(bound, owner)) is not None:
+        return twice
     line = _projection_line(bound, reading, name) if left is None else reading.core.use_line(left)
     return (bound.case.line_of_attribute(owner) if listed else None) or line
+
+
+def _assigned_twice(bound: Bound, owner: str) -> int | None:
+    """The line that gives one layer two names."""
+    inner = vars(bound.thing).get("_modules", {})
+    layer = inner.get(owner.partition(".")[0])
+    names = [name for name, other in inner.items() if other is layer and layer is not None]
+    return bound.case.line_of_attribute(names[-1]) if len(names) > 1 else None
 
 
 def _from_one_projection(parts: dict[str, Projection]) -> bool:
@@ -406,7 +448,7 @@ def weights_of_maps(bound: Bound, reading: AttentionReading) -> Found:
             yield from _product_of_two(bound, core, name, solved.weight, line, others)
         elif role.factor is None and not role.plain and name in ("value", "output"):
             yield Note("untried", f"the rows of the {name} have different factors")
-        elif not role.own_bias:
+        elif not role.own_bias and not _is_separate_bias(bound, name, maps):
             times, wrong = _repeated_bias(bound, solved.bias), _wrong_bias(bound, name, solved.bias)
             if wrong is not None:
                 yield Finding(*wrong, line)
@@ -423,6 +465,19 @@ def weights_of_maps(bound: Bound, reading: AttentionReading) -> Found:
             line = (core.value_scale_line() or core.projection_line("value")) if first else None
             line = line or core.factor_line() or core.output_line()
             yield Finding("values-scaled", f"they are multiplied by {total:.4g}", line)
+
+
+def _is_separate_bias(bound: Bound, name: str, maps: dict[str, tuple[Role, Fit]]) -> bool:
+    """Whether a bias is a parameter beside one matrix for all three that no layer or name gives to another one."""
+    role, solved = maps[name]
+    others = {n.rpartition(".")[0] for other, (held, _) in maps.items() if other != name for n in held.names}
+    for held, tensor in tensors(bound.thing).items():
+        owner = held.rpartition(".")[0]
+        if tensor.numel() == len(solved.bias) and role_in(held) in (None, name) and not (owner and owner in others):
+            own = tensor.detach().double().flatten()
+            if any(same(solved.bias, factor * own, 1e-6) for factor in (1.0, role.factor or 1.0)):
+                return True
+    return False
 
 
 def _repeated_bias(bound: Bound, bias: Tensor) -> int | None:

@@ -41,7 +41,7 @@ def of_stages(question: Callable[[Bound, AttentionReading], Found]) -> Fault:
 def asked_heads(bound: Bound) -> int | None:
     """The number of heads that the constructor was given."""
     given = [v for k, v in bound.built.arguments.items() if constructor_role(k) == "heads" and type(v) is int]
-    if not given and bound.built.config is not None:
+    if not given and bound.built.config is not None and bound.built.names_with_role("heads"):
         return bound.sizes.H
     return given[0] if given else None
 

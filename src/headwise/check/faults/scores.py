@@ -7,12 +7,12 @@ import re
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwise.check.arguments import constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.code.choices import compared
-from headwise.check.code.intent import states_slopes, states_strict
+from headwise.check.code.intent import states_slopes, states_strict, states_unscaled
 from headwise.check.faults.questions import PARTIAL, asked_heads, has_effect, listed, near, of_stages, triangle_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
@@ -52,6 +52,11 @@ def unread_scores(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("scale-other", words, rounded.line)
 
 
+def named_layers(thing: Any) -> list[tuple[str, nn.Module]]:
+    """The layers of an object by name; none where it is no module."""
+    return [*thing.named_modules()] if isinstance(thing, nn.Module) else []
+
+
 def _is_finite(*tensors: Tensor) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in tensors)
 
@@ -65,7 +70,10 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
     if scores.axis == "keys":
         yield Note("good", "softmax axis")
     else:
-        yield Finding("softmax-axis", f"weights sum to 1 over {scores.axis}, not over keys", core.softmax_line)
+        layer = next((n for n, m in named_layers(bound.thing) if isinstance(m, nn.Softmax)), None)
+        made = None if layer is None else bound.case.line_of_attribute(layer.rpartition(".")[2])
+        line = made if made is not None and "oftmax(" in bound.case.text(made) else core.softmax_line
+        yield Finding("softmax-axis", f"weights sum to 1 over {scores.axis}, not over keys", line)
     if scores.empty is not None and int(scores.empty[0, 0].sum()) > 1:
         rows, line = int(scores.empty[0, 0].sum()), core.pattern_line(False, nan=True) or core.mask_line()
         if core.hides_rows():
@@ -93,7 +101,7 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         yield Note("variant", "a bias by position is added to the scores")
         if _grows_with_distance(scores.bias, scores.visible[0]):
             words = "the bias grows with the distance, so that far tokens get more weight"
-            yield Finding("bias-sign", words, core.bias_line())
+            yield Finding("bias-sign", words, core.slope_line() or core.bias_line())
         elif (slopes := _other_slopes(bound, scores)) is not None:
             numbers = ", ".join(f"{slope:.4g}" for slope in slopes.tolist()[:4])
             words = f"the slopes are {numbers}, …; those of ALiBi are {_numbers(_alibi_slopes(len(slopes)))}"
@@ -194,6 +202,8 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
             yield Note("good", f"scale 1/√{D}")
     elif near(total, 1.0) and (scores.bias is not None or _may_add_positions(bound)):
         yield Note("variant", "scores are not scaled but have a position bias (as in T5)")
+    elif near(total, 1.0) and (said := states_unscaled(bound.case)) is not None:
+        yield Note("variant", f"scores are not scaled, as line {said} says")
     elif None in factors:
         yield Note("doubt", f"the scale of the scores: {total:.4g} was measured where 1/√{D} = {right:.4g} is usual")
     elif D != bound.sizes.D and near(total, bound.sizes.D**-0.5) and bound.built.certain:
@@ -331,6 +341,11 @@ def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
         yield from _other_pattern(bound, reading, line)
 
 
+def _line_of_flag(bound: Bound, line: int | None) -> int | None:
+    """The line of an argument that switches a causal mask on in some calls only, in the call that starts here."""
+    return bound.case.keyword_line(line, "causal")
+
+
 def _reversed_words(reading: AttentionReading) -> str:
     """What the second query sees, as an example."""
     seen = reading.visible[0, 0][1].nonzero().flatten().tolist()
@@ -349,7 +364,11 @@ def _other_pattern(bound: Bound, reading: AttentionReading, line: int | None) ->
     elif bool((visible == table).all()) and is_of_distance(table):
         yield Note("variant", "a fixed window of visible keys")
         if bool(table.triu(1).any()) and says_causal(bound):
-            yield Finding("causal-ignored", "its text says so, and a token sees tokens after it", made or line)
+            yield Finding(
+                "causal-ignored",
+                "its text says so, and a token sees tokens after it",
+                made or _line_of_flag(bound, line),
+            )
     elif bool((visible == table).all()) and is_of_distance(table | torch.eye(len(table), dtype=torch.bool)):
         yield Finding("causal-off-by-one", "a token does not see itself", made or line)
     elif PARTIAL.search(getattr(bound.case.target, "__name__", "")):
@@ -377,21 +396,25 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("mask-discarded", "the masked scores are not assigned to anything", discarded.line)
     stored = _stores_a_triangle(bound) or _stores_a_constant_table(bound)
     built_in = idle is not None and (stored or core.is_of_positions(idle))
+    constant = idle is not None and core.is_constant(idle) and not bound.form.masks
     forgotten = bound.case.uncalled_method(r"causal|mask")
     if discarded is None and idle is None and forgotten is not None and not bound.form.masks:
         yield Finding("causal-ignored", f"the method {forgotten[0]} is never called", forgotten[1])
-    elif discarded is None and idle is None and _stores_a_triangle(bound) and not _has_causal_switch(bound):
+    elif discarded is None and idle is None and _stores_a_triangle(bound) and not _may_be_switched(bound):
         words = "a triangular mask is stored and never used"
-        yield Finding("causal-ignored", words, bound.case.idle_line() or core.softmax_line)
+        yield Finding("causal-ignored", words, bound.case.idle_line() or _line_of_flag(bound, core.softmax_line))
     elif discarded is None and idle is None and says_causal(bound):
         words = "its name or its text says so, and every token sees the tokens after it"
         flag = bound.case.line_with(r"is_causal\s*=\s*False")
-        yield Finding("causal-ignored", words, flag or bound.case.idle_line() or core.softmax_line)
-    if idle is not None and not bound.form.fixed_tensor and built_in and not _may_hide(bound):
+        yield Finding(
+            "causal-ignored", words, flag or bound.case.idle_line() or _line_of_flag(bound, core.softmax_line)
+        )
+    if idle is not None and not bound.form.fixed_tensor and (built_in or constant) and not _may_hide(bound):
         words = "a position mask is applied, but the slice that is used hides nothing"
+        words = words if built_in else "a mask of sizes alone is applied, and it hides nothing"
         made = next((n for n in core.trace.nodes if n.op in ("tril", "triu")), None)
         empty = made is not None and len(made.value.unique()) == 1
-        line = core.misaligned_position(idle) or idle.line
+        line = core.misaligned_position(idle) or (None if built_in else core.maker_line(idle)) or idle.line
         yield Finding("causal-ignored", words, made.line if made is not None and empty else line)
 
 
@@ -427,6 +450,13 @@ def _has_causal_switch(bound: Bound) -> bool:
     names = [p.name for p in signature(bound.thing) + parameters_of(bound.case.target)]
     names += [k for m in modules(bound.thing) for k, v in vars(m).items() if isinstance(v, bool) and k != "training"]
     return any(re.search(r"causal|mask|decoder|autoregress|flash|sdp", plain(name)) for name in names)
+
+
+def _may_be_switched(bound: Bound) -> bool:
+    """Whether an argument may switch a stored mask on: of the whole, or of a part that it calls."""
+    inside = (m for m in modules(bound.thing) if not type(m).__module__.startswith("torch."))
+    switches = (p.name for m in inside for p in signature(m) if isinstance(p.default, bool))
+    return _has_causal_switch(bound) or any(re.search("causal|mask", plain(name)) for name in switches)
 
 
 def _stores_a_constant_table(bound: Bound) -> bool:

@@ -95,6 +95,7 @@ def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, va
         return
     seen = read(other) if other.output is not None else None
     wrong = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
+    wrong = [f for f in wrong if not (f.name.startswith("scale-") and _has_the_same_scale(seen, reading))]
     guessed = type(value) in (int, float)  # what such a number means is not known
     found = [f for f in wrong if not guessed and (_is_bias(name) or not _is_chosen(f, f"{name} {value}"))]
     found = found or ([] if wrong or guessed else unused_twins(other, seen))
@@ -146,6 +147,13 @@ def _is_chosen(finding: Finding, words: str) -> bool:
         return True
     backward = finding.name.startswith("causal") and BACKWARD.search(words) is not None
     return backward or CHOSEN.match(finding.name) is not None
+
+
+def _has_the_same_scale(seen: AttentionReading | None, reading: AttentionReading) -> bool:
+    """Whether scores have the factor that they had before, so that the option did not change it."""
+    scores = (None if r is None else r.scores for r in (seen, reading))
+    factors = [s.factor for s in scores if s is not None and near(s.after_factor, 1.0)]
+    return len(factors) == 2 and near(*factors)
 
 
 def _is_scale(seen: AttentionReading | None, value: Any) -> bool:
@@ -205,13 +213,17 @@ def _keys(bound: Bound) -> Iterator[tuple[str, Any]]:
     if config is None or not bound.built.certain:
         return
     uses = uses_of(bound.case.target)
-    for name in config.asked:
+    for name in sorted(config.asked):
         now = getattr(config, name, None)
-        if _is_bias(name) and isinstance(now, bool):
+        if isinstance(now, bool) and (_is_bias(name) or ("flag" in uses.kinds.get(name, ()) and not _is_causal(name))):
             yield name, not now
         if name in config.tested:
             yield name, ABSENT
         yield from ((name, value) for value in dict.fromkeys(uses.strings.get(name, [])) if value != now)
+
+
+def _is_causal(name: str) -> bool:
+    return name in CAUSAL_FLAGS or "causal" in name
 
 
 def _failed_option(bound: Bound, name: str, words: str, error: Exception) -> Found:

@@ -211,9 +211,9 @@ def other_sizes(bound: Bound, reading: AttentionReading | None) -> Found:
         if other is None:
             yield Note("untried", "its sizes cannot be chosen")
             return
-        yield from _judged_size(other, sizes, reading)
+        yield from _judged_size(other, other.sizes, reading)
         as_wide &= _tables_as_wide(other)
-        tried.append(f"{sizes.E} wide with {sizes.H}")
+        tried.append(f"{other.sizes.E} wide with {other.sizes.H}")
     yield Note("good", ", ".join(tried))
     for name in sorted(as_wide):
         words = f"{name} has {bound.sizes.E} rows and columns, the width of the model: longer inputs do not fit"

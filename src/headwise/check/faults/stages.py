@@ -39,6 +39,10 @@ def unread_attention(bound: Bound, reading: AttentionReading | None) -> Found:
         words = f"exponentials are divided by sums of another axis: rows sum to {_numbers(sums)}"
         yield Finding("softmax-axis", words, divided.line)
         return
+    summed = bound.trace.summed_weights()
+    if summed is not None:
+        words = "they are summed over the keys on their own, which gives 1 for every query"
+        yield Finding("weights-summed", words, summed.line)
     yield from _isolated_tokens(bound)
     yield Note("doubt", "no product of queries and keys that goes through a softmax to values was seen")
 

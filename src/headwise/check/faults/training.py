@@ -34,6 +34,8 @@ STEPS = 3  # of training, from the values that the constructor gives
 STEP = 1e-4  # of finite differences, of fourth order
 SIGMAS = 7.0  # a mean this far from the expected value is no accident, of some thousand numbers
 OTHER_MODES = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+# Operations whose gradient is computed from their own result.
+KEPT_FOR_BACKWARD = {"_softmax", "_log_softmax", "exp", "tanh", "sigmoid", "relu", "sqrt", "rsqrt"}
 
 
 def layers_in_forward(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -411,7 +413,8 @@ def gradients(bound: Bound, reading: AttentionReading | None) -> Found:
                 out.nan_to_num().pow(2).sum().backward()
     except Exception as error:
         if isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error):
-            yield Finding("backward-fails", str(error).split(":")[0][:150], error_line(error, bound.case.filename))
+            line = error_line(error, bound.case.filename) or _line_in_place(bound)
+            yield Finding("backward-fails", str(error).split(":")[0][:150], line)
         else:
             yield Note("untried", f"backward raises {type(error).__name__}")
         return
@@ -427,6 +430,14 @@ def gradients(bound: Bound, reading: AttentionReading | None) -> Found:
         yield from found or _stuck(bound)
     for tensor in named.values():
         tensor.grad = None
+
+
+def _line_in_place(bound: Bound) -> int | None:
+    """The line that overwrites a result which its own gradient needs, or else the last that overwrites anything."""
+    nodes = bound.trace.nodes
+    written = [n for n in nodes if n.op.endswith("_") and n.value.is_floating_point() and n.parents and n.line]
+    needed = [n for n in written if nodes[n.parents[0]].op in KEPT_FOR_BACKWARD]
+    return next((n.line for n in [*needed, *reversed(written)]), None)
 
 
 def unused_twins(bound: Bound, reading: AttentionReading | None) -> list[Finding]:

@@ -18,7 +18,8 @@ class Projection:
 
     source: str  # query, key or value: which input it reads
     fit: Fit
-    split: str  # heads: right; view: split without a transpose; moved: tokens shuffled in some other way
+    # heads: right; view: split without a transpose; tokens: the input was read as tokens by a view; moved: otherwise
+    split: str
     role: Role = field(default_factory=lambda: NO_ROLE)
     position: str = ""  # rotary, added, or empty
     by_position: Tensor | None = None  # (T, H·D, E) where the map differs by position

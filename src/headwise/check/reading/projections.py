@@ -38,10 +38,21 @@ def _candidates(
         known = is_norm(x, normed[found.source]) or is_group_norm(x, normed[found.source])
         found.then = found.then or ("" if known else "other")
         yield found
-    yield from _by_position(heads, sources | normed)
+    for found in _by_position(heads, sources | normed):
+        if found.source in normed:
+            found.norm, found.free = True, undetermined(tokens(normed[found.source]))
+        yield found
     for found in _earlier(heads, nodes, sources | normed, trace):
         found.norm = found.source in normed
         yield found
+    for found in _direct(heads, {name: _read_in_order(x) for name, x in (sources | normed).items()}):
+        found.norm, found.split = found.source in normed, "tokens"
+        yield found
+
+
+def _read_in_order(x: Tensor) -> Tensor:
+    """What (B, T, E) becomes where channels come before tokens in memory, and a view reads them as tokens."""
+    return x.transpose(1, 2).contiguous().view(x.shape)
 
 
 def _direct(heads: Tensor, sources: dict[str, Tensor]) -> Iterator[Projection]:

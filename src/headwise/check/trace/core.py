@@ -248,6 +248,18 @@ class Core:
         added = (n.line for n in self.before_softmax() if n.op.rstrip("_") in ("add", "sub") and n.line is not None)
         return next(added, self.softmax_line)
 
+    def slope_line(self) -> int | None:
+        """The line that multiplies distances with slopes: the last product of numbers that do not come from queries."""
+        behind = {n.index for name in ("query", "key") for n in self.behind(name)}
+        tables = [n for n in self.trace.nodes[: self.nodes.softmax[0].index] if n.index not in behind]
+        size = self.weights.shape[-2] * self.weights.shape[-1]
+        made = [n for n in tables if n.op.rstrip("_") in ("mul", "neg") and n.value.numel() % size == 0]
+        made = [n for n in made if n.line is not None and not any(p in PRODUCTS for p in self._ops_behind(n))]
+        return made[-1].line if made else None
+
+    def _ops_behind(self, node: Node) -> set[str]:
+        return {n.op for n in self.trace.ancestors([node.index])}
+
     def swap_line(self) -> int | None:
         """The last line between projection and product that swaps axes of the queries."""
         behind = (n for n in self.behind("query", PRODUCTS) if n.op in SWAPS and n.line not in (None, self.score_line))
@@ -410,6 +422,17 @@ class Core:
         """Whether the mask of this operation was made from the numbers of the positions, or is a triangle."""
         behind = self.trace.ancestors(masking.operand_nodes[1:2])
         return any(n.op in ("arange", "tril", "triu") for n in behind)
+
+    def is_constant(self, masking: Node) -> bool:
+        """Whether the mask of this operation was made from sizes alone, without the input or anything stored."""
+        source = masking.operand_nodes[1] if len(masking.operand_nodes) > 1 else None
+        behind = list(self.trace.ancestors([source]))
+        return source is not None and all(None not in node.operand_nodes for node in behind)
+
+    def maker_line(self, masking: Node) -> int | None:
+        """The first line of those that made the mask of this operation."""
+        lines = (n.line for n in self.trace.ancestors(masking.operand_nodes[1:2]) if n.line is not None)
+        return min(lines, default=None)
 
     def misaligned_position(self, masking: Node) -> int | None:
         """The line that numbers queries or keys along the wrong axis: `key <= query` needs (1, S) and (T, 1)."""

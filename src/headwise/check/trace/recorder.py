@@ -232,6 +232,18 @@ class Trace(TorchDispatchMode):
                     return node
         return None
 
+    def summed_weights(self) -> Node | None:
+        """A sum over the axis of a softmax, which gives ones whatever the scores are."""
+        weights = {node.index for node in self.softmax_nodes()}
+        for node in self.nodes:
+            if node.op in VIEWS | MOVES | {"unsqueeze", "squeeze"} and weights & set(node.parents):
+                weights.add(node.index)
+            elif (
+                node.op == "sum" and weights & set(node.parents) and torch.allclose(node.value, node.value.new_ones(()))
+            ):
+                return node
+        return None
+
     def _plain_sum(self, node: Node) -> Node | None:
         """The sum that this is, perhaps with other axes; None where something was added to it."""
         while node.op in VIEWS | MOVES | {"unsqueeze", "squeeze"} and node.parents:

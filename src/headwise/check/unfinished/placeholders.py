@@ -1,8 +1,10 @@
 """Finds the places in a learner's source that are still to be written: `pass`, `...`, NotImplementedError, TODO."""
 
 import ast
+import builtins
 import inspect
 import io
+import itertools
 import linecache
 import re
 import tokenize
@@ -10,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from headwise.check.explain import nearest
+from headwise.check.faults.crashes import bound_names
 from headwise.check.objects import METHODS
 
 if TYPE_CHECKING:
@@ -76,7 +80,9 @@ def gaps_of(case: "Case") -> Gaps:
     except (SyntaxError, ValueError):
         return Gaps()
     functions = [function for definition in _used(tree, case) for function in _reached(definition)]
+    bound = {*dir(builtins), *bound_names(tree), *(n.arg for n in ast.walk(tree) if isinstance(n, ast.arg))}
     found = [gap for function in functions for gap in (*_in_function(function), *_comments(source, function))]
+    found += [gap for function in functions for gap in _unmade(source, function, bound)]
     empty = {function.name: function.lineno for function in functions if _is_empty(function)}
     return Gaps(sorted(set(found), key=lambda gap: gap.line), empty)
 
@@ -212,6 +218,23 @@ def _comments(source: str, function: Function) -> Iterator[Placeholder]:
         inside = function.lineno <= line <= (function.end_lineno or line) + _trailing(lines, function)
         if inside and TO_DO.search(text) and not WISH.search(text):
             yield Placeholder(line, function.name, steps_in(text), _nothing_follows(lines, line))
+
+
+def _unmade(source: str, function: Function, bound: set[str]) -> Iterator[Placeholder]:
+    """A paragraph of comments, before the first use of a name that nothing in the file gives a value."""
+    lines = source.splitlines()
+    notes = dict(comments(source))
+    reads = [
+        n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id not in bound and not nearest(n.id, bound)
+    ]
+    line = min((n.lineno for n in reads), default=0) - 1
+    while line > function.lineno and not lines[line - 1].strip():
+        line -= 1
+    paragraph = list(itertools.takewhile(lambda n: n in notes and lines[n - 1].lstrip()[:1] == "#", range(line, 0, -1)))
+    apart = bool(paragraph) and not lines[paragraph[0]].strip()  # an empty line comes before the next code
+    if apart or len(paragraph) > 1:
+        words = " ".join(notes[n] for n in paragraph)
+        yield Placeholder(paragraph[-1], function.name, steps_in(words))
 
 
 def comments(source: str) -> list[tuple[int, str]]:

@@ -71,7 +71,7 @@ def _folded(line: str) -> list[str]:
     indent = " " * (len(line) - len(line[1:].lstrip()) + 4)
     mark = line[:1] if line[:1] in "+-" else ""
     pieces = [""]
-    for word in re.findall(r".+?(?:, | (?=for )|$)", line):
+    for word in re.findall(r".+?(?:, | (?=(?:for|if|else|and|or|[-+*/@]) )|$)", line):
         if pieces[-1].strip() and len(pieces[-1] + word.rstrip()) > WIDTH:
             pieces.append(mark + indent[len(mark) :])
         pieces[-1] += word

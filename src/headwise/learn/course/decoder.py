@@ -7,6 +7,7 @@ from torch import nn
 
 from headwise.learn.course.exercise import (
     CACHE_STEP,
+    WAITS,
     DocumentedCall,
     Exercise,
     Part,
@@ -165,6 +166,9 @@ CACHE = Exercise(
 )
 
 
+NORMS = (nn.LayerNorm, nn.RMSNorm)
+
+
 def _block(space: Space) -> nn.Module:
     return made(space, "Block", 12, 3)
 
@@ -176,17 +180,32 @@ def _keeps_shape(space: Space) -> None:
         raise WrongPartError(f"the block gives shape {tuple(found.shape)}; expected (2, 5, 12), the shape of its input")
 
 
+def _without_projections(block: nn.Module) -> nn.Module:
+    """The block with attention and feed-forward that add nothing."""
+    for module in block.modules():
+        if not isinstance(module, NORMS):
+            for parameter in module.parameters(recurse=False):
+                parameter.zero_()
+    return block
+
+
 def _residual(space: Space) -> None:
     block, x = _block(space), torch.randn(2, 5, 12)
     with torch.no_grad():
-        for module in block.modules():
-            if not isinstance(module, nn.LayerNorm | nn.RMSNorm):
-                for parameter in module.parameters(recurse=False):
-                    parameter.zero_()
-        close(block(x), x, "with all projections at 0 a block returns its input; its output")
+        found = block(x)
+        if isinstance(found, torch.Tensor) and torch.equal(found, x):
+            raise WrongPartError(WAITS)
+        found = _without_projections(block)(x)
+        if isinstance(found, torch.Tensor) and torch.allclose(found, nn.functional.layer_norm(x, (12,)), atol=1e-3):
+            raise WrongPartError(
+                "the stream itself is normalized: add what attention and feed-forward make of a normalized copy"
+            )
+        close(found, x, "with all projections at 0 a block returns its input; its output")
 
 
 def _normed_first(space: Space) -> None:
+    _needs_both(space)
+    _reads_the_stream(_block(space))
     block, x = _block(space).double(), torch.randn(2, 5, 12, dtype=torch.float64)
     with torch.no_grad():
         added, larger = block(1e3 * x) - 1e3 * x, block(1e6 * x) - 1e6 * x
@@ -196,33 +215,72 @@ def _normed_first(space: Space) -> None:
         )
 
 
+def _needs_both(space: Space) -> None:
+    """Fail if the block has not both of its parts around a stream, so that its norms cannot be judged."""
+    for test in (_residual, _reaches_later, _uses_more_than_attention):
+        try:
+            test(space)
+        except WrongPartError:
+            raise WrongPartError(WAITS) from None
+
+
+def _uses_more_than_attention(space: Space) -> None:
+    """Fail if the matrices that the output depends on are not more than the four of an attention."""
+    block = _block(space)
+    matrices = [p for p in block.parameters() if p.dim() == 2]
+    used = torch.autograd.grad(block(torch.randn(2, 5, 12)).sum(), matrices, allow_unused=True)
+    if sum(matrix.numel() for matrix, found in zip(matrices, used, strict=True) if found is not None) <= 4 * 12**2:
+        raise WrongPartError(WAITS)
+
+
+def _reads_the_stream(block: nn.Module) -> None:
+    """Fail if a norm reads something else than the stream, which is x if attention and feed-forward add nothing."""
+    x, read = torch.randn(2, 5, 12), list[torch.Tensor]()
+    for module in block.modules():
+        if isinstance(module, NORMS) and tuple(module.normalized_shape) == (12,):
+            module.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    with torch.no_grad():
+        _without_projections(block)(x)
+    if not all(found.shape == x.shape and torch.allclose(found, x, atol=1e-5) for found in read):
+        raise WrongPartError(
+            "a norm reads what attention or feed-forward gives; it comes before them: x + attention(norm(x))"
+        )
+
+
 def _mixes(space: Space) -> None:
     block, x = _block(space), torch.randn(2, 5, 12)
-    changed = x.clone()
-    changed[:, 2] += torch.randn(12)
-    with torch.no_grad():
-        gap = (block(x) - block(changed)).abs().amax((0, 2))
-    if gap[:2].max() > 1e-5:
+    if _change(block, x)[:2].max() > 1e-5:
         raise WrongPartError("tokens 0 and 1 changed when token 2 did: the attention in a decoder is causal")
-    if gap[3:].min() < 1e-6:
+    _reaches_later(space)
+
+
+def _reaches_later(space: Space) -> None:
+    if _change(_block(space), torch.randn(2, 5, 12))[3:].min() < 1e-6:
         raise WrongPartError("tokens 3 and 4 did not change when token 2 did: where is the attention?")
 
 
+def _change(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """By how much every token changes with token 2."""
+    changed = x.clone()
+    changed[:, 2] += torch.randn(12)
+    with torch.no_grad():
+        gap: torch.Tensor = (block(x) - block(changed)).abs().amax((0, 2))
+    return gap
+
+
 def _nonlinear(space: Space) -> None:
-    """Between constant norms, attention is affine in the constant, so that what bends is the feed-forward part."""
+    """Without norms, the attention of a single token is affine in it, so that what bends is the feed-forward part."""
     block = _block(space)
     if not any(p.dim() == 2 and max(p.shape) > 36 for p in block.parameters()):
         raise WrongPartError("no matrix is wider than the model: the feed-forward part widens to 4 · d_model and back")
-    norms = [m for m in block.modules() if isinstance(m, nn.LayerNorm) and m.elementwise_affine and m.bias is not None]
-    x, constant = torch.zeros(1, 1, 12), torch.randn(12)
-    added = []
+    for module in [*block.modules()]:
+        for name, norm in module.named_children():
+            if isinstance(norm, NORMS):
+                setattr(module, name, nn.Identity())
+    x = torch.randn(1, 1, 12)
     with torch.no_grad():
-        for sign in (-1, 0, 1):
-            for norm in norms:
-                norm.weight.zero_()
-                norm.bias.copy_(sign * constant)
-            added.append(block(x))
-    if norms and (added[0] + added[2] - 2 * added[1]).abs().max() < 1e-5:
+        below, middle, above = (block(sign * x) for sign in (-1, 0, 1))
+    if (below + above - 2 * middle).abs().max() < 1e-5:
         raise WrongPartError(
             "what the block adds is linear: a GELU is missing between its two matrices, or they are not used"
         )

@@ -10,6 +10,7 @@ import torch
 
 Space = Mapping[str, Any]
 STUB = "raise NotImplementedError"
+WAITS = "not judged before the other steps are there"
 CACHE_STEP = 11  # counts as a step of its own
 
 

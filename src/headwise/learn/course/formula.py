@@ -5,6 +5,7 @@ of heads. A lone `d` may also be the width of a head, so both readings are tried
 """
 
 import ast
+import copy
 import dataclasses
 import operator
 import re
@@ -23,15 +24,21 @@ NAMES = {
 COUNTS = {"two": "2", "three": "3", "four": "4", "eight": "8"}
 OPERATORS = {
     **dict.fromkeys("·×*∙⋅", "*"), **dict.fromkeys(("times", "by", "x"), "*"), **dict.fromkeys("-−–", "-"),
-    **dict.fromkeys(("^", "**"), "**"), "²": "**2", "³": "**3", "squared": "**2", "cubed": "**3",
+    **dict.fromkeys(("^", "**"), "**"), "squared": "**2", "cubed": "**3",
     "+": "+", "plus": "+", "/": "/", "÷": "/", "(": "(", ")": ")",
 }  # fmt: skip
-POWERS = ("**2", "**3")
-SUFFIXES = {"k": 1e3, "thousand": 1e3, "m": 1e6, "million": 1e6, "g": 1e9, "bn": 1e9, "billion": 1e9}
+SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+SUFFIXES = {
+    "k": 1e3, "thousand": 1e3, "m": 1e6, "million": 1e6, "g": 1e9, "bn": 1e9, "billion": 1e9, "t": 1e12,
+    "trillion": 1e12,
+}  # fmt: skip
+PAIR = "MAC"  # a multiply-add, which is two operations
 TOKEN = re.compile(
-    r"(?P<number>(?:\d{1,3}(?:[,_ ]\d{3})+(?![\d,_])|\d+)(?:\.\d+)?)"
-    r"(?:\s?(?P<suffix>[kMG](?=(?:FLOPs?|flops?|ops|MACs?)?\b)|(?:thousand|million|billion|bn)\b))?(?P<macs>\s?MACs?\b)?"
-    r"|(?P<word>[A-Za-z_][A-Za-z_0-9]*(?:\^T\b)?)|(?P<sign>\*\*|[·×*∙⋅^+/÷()²³−–-])|(?P<gap>\s+)|(?P<stop>.)",
+    r"(?P<number>(?:\d{1,3}(?:[,_ ]\d{3})+(?![\d,_])|\d+)(?:\.\d+)?(?:[eE][+-]?\d+(?!\w))?)"
+    r"(?:\s?(?P<suffix>[kMG](?=(?:FLOPs?|flops?|ops|MACs?|FMAs?)?\b)|T(?=FLOPs?|flops?|ops|MACs?|FMAs?)"
+    r"|(?:thousand|million|[bt]rillion|billion|bn)\b))?"
+    r"|(?P<pairs>(?:MAC|FMA)s?\b|(?:multiply|multiplication)[- /]?(?:and[- ])?(?:add|accumulate|addition)(?:s\b|\b))"
+    r"|(?P<raised>⁻?[⁰¹²³⁴-⁹]+)|(?P<word>[A-Za-z_][A-Za-z_0-9]*(?:\^T\b)?)|(?P<sign>\*\*|[·×*∙⋅^+/÷()−–-])|(?P<gap>\s+)|(?P<stop>.)",
     re.DOTALL,
 )
 ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
@@ -64,8 +71,8 @@ class Expression:
 
     @property
     def is_number(self) -> bool:
-        """Whether it is one number, and nothing is computed."""
-        return isinstance(self.tree, ast.Constant)
+        """Whether it is one number, as in 4.29·10⁹ or 2^32, and nothing is computed."""
+        return _is_number(self.tree)
 
     def value(self, sizes: Sizes) -> float:
         """What it computes for some sizes; NaN if that is not a number."""
@@ -85,6 +92,10 @@ class Expression:
         """Whether it computes the same as a formula: at the interview's sizes, and at others if it has letters."""
         return any(self._equals(formula, reading) for reading in ("E", "D"))
 
+    def spelled(self) -> "Expression":
+        """The expression with T for the number of tokens: 8·1024·512² and 4·1024²·512 are equal, but not the same."""
+        return dataclasses.replace(self, tree=_Lettered().visit(copy.deepcopy(self.tree)))
+
     def _equals(self, formula: Formula, reading: str) -> bool:
         used = {reading if letter == "d" else letter for letter in self.letters}
         used |= {"E", "H"} if "D" in used else set()
@@ -94,6 +105,24 @@ class Expression:
             if not abs(found - formula(T, E, H)) <= max(self.slack, 1e-12 * abs(found)):
                 return False
         return True
+
+
+class _Lettered(ast.NodeTransformer):
+    """Replaces the interview's number of tokens by its letter."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        """The letter, or the number."""
+        return ast.Name("T") if float(str(node.value)) == TRIALS[0][0] else node
+
+
+def _is_number(tree: ast.expr) -> bool:
+    if not isinstance(tree, ast.BinOp):
+        return isinstance(tree, ast.Constant)
+    if isinstance(tree.op, ast.Pow):
+        return isinstance(tree.left, ast.Constant) and isinstance(tree.right, ast.Constant | ast.UnaryOp)
+    is_power = isinstance(tree.right, ast.BinOp) and isinstance(tree.right.op, ast.Pow)
+    scales = isinstance(tree.op, ast.Mult) and is_power and ast.unparse(tree.right.left) == "10"  # type: ignore[attr-defined]
+    return scales and isinstance(tree.left, ast.Constant)
 
 
 def _value(tree: ast.expr, sizes: Sizes) -> float:
@@ -147,8 +176,12 @@ def _tokens(match: re.Match[str]) -> list[Token]:
     if match["number"]:
         digits = re.sub(r"[,_ ]", "", match["number"])
         scale = SUFFIXES[match["suffix"].lower()] if match["suffix"] else 1.0
-        scale *= 2.0 if match["macs"] else 1.0  # a multiply-add is two operations
-        return [(written, digits if scale == 1.0 else repr(float(digits) * scale))]
+        is_plain = scale == 1.0 and "e" not in digits.lower()
+        return [(written, digits if is_plain else repr(float(digits) * scale))]
+    if match["raised"]:
+        return [(written, "**" + written.translate(SUPERSCRIPTS))]
+    if match["pairs"]:
+        return [(written, PAIR)]
     if written in OPERATORS:
         return [(written, OPERATORS[written])]
     word = match["word"] or ""
@@ -161,27 +194,43 @@ def _tokens(match: re.Match[str]) -> list[Token]:
 def _expression(run: list[Token]) -> Expression | None:
     tokens = _trimmed(run)
     words = [word for _, word in tokens if word]
+    pairs, words = words[-1:] == [PAIR], words[:-1] if words[-1:] == [PAIR] else words
     source = ""
     for before, word in zip(["+", *words], words, strict=False):
         joins = _ends_operand(before) and (word == "(" or word[0].isalnum())
-        source += ("*" if joins else "") + word
+        source += "*2" if word == PAIR else ("*" if joins else "") + word
     try:
         tree = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, RecursionError):
         return None
-    text = "".join(written for written, _ in tokens)
-    number = re.match(r"[\d,_ ]+(\.\d+)?", text)
-    if not isinstance(tree, ast.Constant) or number is None:
-        return Expression(text, tree)
-    digits = re.sub(r"[,_ ]", "", number[0])
-    unit = float(source) / float(digits) if float(digits) else 1.0
-    is_exact = unit == 1.0 and "." not in digits
-    slack = 0.0 if is_exact else 0.5 * unit * 10.0 ** -len(digits.partition(".")[2])
-    return Expression(text, tree, slack, 99 if is_exact else len(digits.replace(".", "").lstrip("0")))
+    made = Expression("".join(written for written, _ in tokens).rstrip(), tree)
+    made = _rounded(made) if made.is_number else made
+    return _doubled(made) if pairs else made
+
+
+def _rounded(number: Expression) -> Expression:
+    """A number with what its last digit leaves open."""
+    written = re.match(r"[\d,_ ]+(\.\d+)?", number.text)
+    digits = re.sub(r"[,_ ]", "", written[0]) if written else "0"
+    unit = number.value({}) / float(digits) if float(digits) else 1.0
+    if "." not in digits and (unit == 1.0 or isinstance(number.tree, ast.BinOp)):  # 1,024 and 2^10
+        return number
+    slack = 0.5 * unit * 10.0 ** -len(digits.partition(".")[2])
+    return dataclasses.replace(number, slack=slack, digits=len(digits.replace(".", "").lstrip("0")))
+
+
+def _doubled(counted: Expression) -> Expression:
+    """Operations from multiply-adds."""
+    tree = (
+        ast.Constant(2 * counted.value({}))
+        if counted.is_number
+        else ast.BinOp(ast.Constant(2), ast.Mult(), counted.tree)
+    )
+    return dataclasses.replace(counted, tree=tree, slack=2 * counted.slack)
 
 
 def _ends_operand(word: str) -> bool:
-    return word == ")" or word in POWERS or word[-1].isalnum()
+    return word == ")" or word[-1].isalnum()
 
 
 def _trimmed(run: list[Token]) -> list[Token]:
@@ -196,6 +245,6 @@ def _trimmed(run: list[Token]) -> list[Token]:
     kept = [token for i, token in enumerate(run) if i not in {*unmatched, *opened}]
     while kept and not (kept[-1][1] and _ends_operand(kept[-1][1])):
         kept = kept[:-1]
-    while kept and not (kept[0][1] == "(" or kept[0][1][:1].isalnum()):
+    while kept and (kept[0][1] == PAIR or not (kept[0][1] == "(" or kept[0][1][:1].isalnum())):
         kept = kept[1:]
     return kept

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from headwise.check import Finding, Report, check
-from headwise.learn.course.exercise import CACHE_STEP, Exercise, Part, Space, needs, returned
-from headwise.learn.course.reach import steps_before
+from headwise.learn.course.exercise import CACHE_STEP, WAITS, Exercise, Part, Space, needs, returned
+from headwise.learn.course.reach import steps_before, steps_there
 from headwise.learn.course.trial import (
     SEES_LATER,
     UNWRITTEN,
@@ -40,12 +40,14 @@ PIECES = {
 }  # fmt: skip
 RESIDUAL = "the input is added to the output (residual)"
 ROLES = ("wrong-role", "no-qkv-proj", "one-projection")  # made where q, k and v are made, or where they are used
+FOLLOWING = ("unused-projection", "no-gradient")
 # Findings that say more than the error they lead to, and errors that are about the shape of the input.
 CLEARER = ("missing-super", "missing-import", "missing-base")
 OF_SHAPES = ("it raises RuntimeError", "it raises ValueError", "it raises IndexError")
 FLOW = (1, 2, 3, 4, 6, 5, 7, 8, 9, 10)  # the steps, in the order in which most answers do them
 NOT_TRIED = "not tried, because the previous step did not finish"
-WAITING = (NOT_REACHED, NOT_JUDGED, NOT_TRIED)
+SAME_CAUSE = "for the same reason"
+WAITING = (NOT_REACHED, NOT_JUDGED, NOT_TRIED, SAME_CAUSE, WAITS)
 # The step of attention that a mistake of the checker belongs to, by the first words of its name.
 STEPS = {
     "causal-cache": CACHE_STEP, "layers-in-list": 1,
@@ -169,6 +171,7 @@ class _Judge:
         self.exercise, self.space, self.limited, self.missing = exercise, WatchedSpace(space), limited, missing
         self.report: Report | None = None
         self.cause, self.cause_part = "", ""  # what the checker finds first, and the part that it belongs to
+        self.cause_told = False  # by a part that it leads to
         self.told: set[ErrorPlace | str] = set()  # errors, by place or, outside the learner's code, by words
         self.right: list[types.FunctionType] = []  # functions that parts have found right
 
@@ -187,7 +190,9 @@ class _Judge:
         named = self._checked[1]
         if tried.failure is not None and tried.failure == self._call.failure:
             return tried.words
-        if tried.words and self.cause and not (self.cause_part == part.name or tried.raised):
+        by_class = self.space[str(self.exercise.judged)] in used
+        if tried.words and self.cause and by_class and not (self.cause_part == part.name or tried.raised):
+            self.cause_told = True
             return f"{tried.words}; the cause may be that {self.cause}"
         return tried.words or named.get(part.name, "")
 
@@ -200,7 +205,12 @@ class _Judge:
     def _tried(self, test: Callable[[], None]) -> PartTrial:
         with self.limited(self.exercise.seconds), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return PartTrial.of(test, self.missing)
+            return PartTrial.of(test, self._missing)
+
+    def _missing(self, name: str) -> str:
+        """What to say of a name that the answer does not define; an answer may have it under another one."""
+        meant = _meant(name, self.space, self.exercise.skeleton)
+        return self.missing.format(name) + (f"; is {meant} meant to be it?" if meant else "")
 
     @functools.cached_property
     def _call(self) -> PartTrial:
@@ -227,7 +237,7 @@ class _Judge:
             told = self._placed(finding)
             owner = self._owner(_step(finding), finding.text, finding.name)
             if not self.cause:
-                self.cause, self.cause_part = f"{told.title}{_place(told)}", owner
+                self.cause, self.cause_part = _words(told), owner
             words.setdefault(owner, _words(told))
         if self._call.selfless:
             first, *others = (part.name for part in self._asked)
@@ -237,9 +247,32 @@ class _Judge:
         elif not found and report.verdict != "unfinished" and self._call.words:
             step = STEPS["causal"] if self._call.words.startswith(SEES_LATER) else 0
             words[self._owner(step, "", "")] = self._call.words
+        if report.verdict != "unfinished" and not self._call.raised:
+            self._leave_out(words, found)
         if not words and RESIDUAL in report.variants:
             words[self._asked[-1].name] = f"{RESIDUAL}; exercise 12 does that, around the layer"
         return report, words
+
+    def _leave_out(self, words: dict[str, str], found: list[Finding]) -> None:
+        """Give no credit for a step that is not there, if the class does something else than all of them."""
+        said = "" if self._call.words.startswith(SEES_LATER) else self._call.words  # a wrong shape, or no tensor
+        if said or any(_step(finding) == 0 for finding in found):
+            with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
+                there = steps_there(self.space[str(self.exercise.judged)])
+            placed = {1} if any(finding.name.startswith(ROLES) for finding in found) else set[int]()
+            missing = [] if there is None else [p for p in self._asked if not (there | placed) & {*p.steps}]
+            if said and missing:
+                words.setdefault(missing[0].name, said)
+            elif missing and missing[0].name not in words:  # what nothing else places
+                placeless = next((_words(finding) for finding in found if _step(finding) == 0), "")
+                words |= {name: WAITS for name, told in words.items() if told == placeless} | {
+                    missing[0].name: placeless
+                }
+            for part in missing:
+                words.setdefault(part.name, WAITS)
+        hiding = self._with_step(STEPS["causal"])
+        if hiding is not None and any(finding.name.startswith("attends-over") for finding in found):
+            words.setdefault(hiding.name, WAITS)  # between other things than tokens, nothing can be hidden
 
     def _another_call(self) -> dict[str, str]:
         """What is said, by part, of a class that is made or called in another way than the exercise says."""
@@ -302,11 +335,32 @@ class _Judge:
     def _owner(self, step: int, text: str, mistake: str) -> str:
         """The part that a mistake belongs to: by its step, or by the line it is on if it can be in several steps."""
         roles = mistake.startswith(ROLES)
+        if roles and self._uncalled and (made := self._with_step(1)) is not None:
+            return made.name
         if not step or roles:
             alike = _most_alike([part for part in self._asked if not roles or {1, 4, 8} & {*part.steps}], text)
             if alike is not None:
                 return alike.name
-        return next((part.name for part in self.exercise.parts if step in part.steps), self._asked[-1].name)
+        before = [*FLOW[: FLOW.index(step) + 1]] if step in FLOW else [step]
+        found = (part.name for step in reversed(before) for part in self.exercise.parts if step in part.steps)
+        return next(found, self._asked[-1].name)
+
+    @functools.cached_property
+    def _uncalled(self) -> bool:
+        """Whether the class has a matrix that a call as documented does not use."""
+        call, called, layers = self.exercise.call, set[torch.nn.Module](), set[torch.nn.Module]()
+        if call is None:
+            return False
+
+        def watched() -> None:
+            layer = self.space[str(self.exercise.judged)](*call.sizes)
+            layers.update(module for module in layer.modules() if isinstance(module, torch.nn.Linear))
+            for module in layers:
+                module.register_forward_hook(lambda module, *_: called.add(module))
+            layer(*(torch.randn(shape) for shape in call.inputs))
+
+        self._tried(watched)
+        return bool(layers - called)
 
     def _by_checker(self, part: Part) -> str:
         missing = self._tried(functools.partial(needs, self.space, str(self.exercise.judged))).words
@@ -319,6 +373,8 @@ class _Judge:
             done = {int(step.partition(" ")[0]) for step in report.done}
             return _unwritten(part, done)
         words = named.get(part.name, "")
+        if words == self.cause and self.cause_told:
+            return SAME_CAUSE
         if self._call.raised and words not in ("", *WAITING) and self._is_told(self._call):
             return NOT_REACHED
         if report.verdict == "unknown" and not named:
@@ -326,9 +382,18 @@ class _Judge:
         return words
 
 
+def _meant(name: str, space: Space, skeleton: str) -> str | None:
+    """The definition of an answer that a missing name may be: the one spelled alike, or the only one to spare."""
+    kind = type if name[:1].isupper() else types.FunctionType
+    own = [n for n, made in space.items() if isinstance(made, kind) and made.__module__ == space.get("__name__")]
+    spare = {other.lower(): other for other in own if not re.search(rf"\b(class|def) {other}\b", skeleton)}
+    alike = difflib.get_close_matches(name.lower(), spare, 1, 0.6) or [*spare][: len(spare) == 1]
+    return next((spare[other] for other in alike), None)
+
+
 def _of_nothing(tried: PartTrial, used: list[Any]) -> PartTrial:
     """A trial that fails on a None of a function, with the name and the line of that function."""
-    ours = tried.raised and tried.failure is None and "'NoneType' object" in tried.words
+    ours = tried.raised and tried.failure is None and "'NoneType'" in tried.words
     if not (ours or tried.words.endswith(returned(None))) or not used:
         return tried
     called = getattr(used[-1], "forward", used[-1])
@@ -357,10 +422,10 @@ def _unwritten(part: Part, done: set[int]) -> str:
 
 
 def _causes(found: list[Finding]) -> list[Finding]:
-    """The findings without those that follow from another: a projection in a wrong role leaves another one unused."""
+    """The findings without those that follow from another: a projection in a wrong role leaves another without use."""
     roles = [finding for finding in found if finding.name.startswith(ROLES)]
     kept = [finding for finding in found if finding not in roles[1:]]
-    return [finding for finding in kept if finding.name != "unused-projection"] or kept
+    return [finding for finding in kept if finding.name not in FOLLOWING] or kept
 
 
 def _most_alike(parts: list[Part], text: str) -> Part | None:

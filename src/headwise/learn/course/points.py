@@ -13,6 +13,11 @@ NOT = r"\b(not|never|no|isn't|don't|doesn't|instead of|rather than|without)\b"
 
 
 BYTES = re.compile(r"(\d[\d,_]*(?:\.\d+)?)\s?(kilo|mega|giga|[kmg]?)i?(?:b|bytes?)\b", re.IGNORECASE)
+CLAUSES = re.compile(r"[,;:]\s|\b(?:and|but|while|so)\b|(?<=[.!?])\s+|\n+")
+RESULT = re.compile(r"=|\b(?:so|therefore|thus|hence|that is|altogether|in total)\b|→|⇒")
+ENTRIES = r"\b(numbers?|elements?|entries|values|floats|scalars)\b"
+WHOLE = r"\b(1024|1,024|all|T|n|whole|total)\b(?! (numbers|elements|entries|values|heads))"
+OF_ONE = r"\b(per|each|every|a|one) (new |past |single )?token"
 DTYPES = {  # bytes of a number, and how one names it
     2: r"float16|fp16|bf16|\bhalf\b|16[- ]?bit|\b2 bytes|two bytes",
     4: r"\bfloats?(32)?\b|fp32|32[- ]?bit|single precision|\b4 bytes|four bytes",
@@ -39,10 +44,12 @@ class Point:
         unless: words that turn it around.
         against: words that are certainly its opposite, unless they are negated.
         formulas: arithmetic that says it, in numbers or letters.
+        subject: of what a bare number must be said to count as one of the formulas; without it, none does.
         total: the number that the whole question is about, which must be in the answer as a number.
         exact: whether the total must have all its digits.
         parts: numbers that belong to the way to the total.
-        items: how many numbers are stored; an answer may give their bytes. If it has no ideas, it must.
+        items: how many numbers are stored, and of what that is not the size; an answer may give their bytes. If the
+            point has no ideas, it must.
     """
 
     name: str
@@ -50,10 +57,11 @@ class Point:
     unless: str = r"(?!)"
     against: str = r"(?!)"
     formulas: tuple[Formula, ...] = ()
+    subject: str = r"(?!)"
     total: int | None = None
     exact: bool = True
     parts: tuple[int, ...] = ()
-    items: tuple[int, ...] = ()
+    items: tuple[tuple[int, str], ...] = ()
 
     def found_in(self, answer: str) -> PointFound:
         """Whether an answer makes this point."""
@@ -71,30 +79,46 @@ class Point:
 
     def _stored(self, answer: str) -> PointFound | None:
         """What the last number of bytes in an answer says, for the dtype that it names; None if that is nothing."""
-        named = [size for size, words in DTYPES.items() if re.search(words, answer, re.IGNORECASE)] or DTYPES
-        wanted = [size * count for size in named for count in self.items]
-        claims = [(written, values) for written, values in _bytes(answer) if max(values) >= SMALLEST_CLAIM]
+        named = [size for size, words in DTYPES.items() if re.search(words, answer, re.IGNORECASE)] or [*DTYPES]
+        claims = [claim for claim in _bytes(answer) if max(claim.values) >= SMALLEST_CLAIM]
         if not claims:
-            numbers = [number.value({}) for number in expressions(answer) if not number.letters]
-            return PointFound("said", answer) if {*numbers} & {*wanted} else None
-        written, values = claims[-1]
+            clauses = CLAUSES.split(answer)
+            return PointFound("said", answer) if any(self._counted(clause, named) for clause in clauses) else None
+        written, values, around = claims[-1]
+        wanted = [size * count for size in named for count in self._items_of(around)]
         if any(abs(value - total) <= 0.005 * total for value in values for total in wanted):
             return PointFound("said", written)
         return None if self.ideas or "head" in answer else PointFound("wrong", written)
+
+    def _counted(self, clause: str, sizes: list[int]) -> bool:
+        """Whether a clause has the number of what is stored, or of its bytes if it does not say of what."""
+        counts = self._items_of(clause)
+        wanted = counts if re.search(ENTRIES, clause, re.IGNORECASE) else [size * n for size in sizes for n in counts]
+        return bool({number.value({}) for number in expressions(clause) if not number.letters} & {*wanted})
+
+    def _items_of(self, clause: str) -> list[int]:
+        return [count for count, other in self.items if not re.search(other, clause, re.IGNORECASE)]
 
     def _said(self, sentence: str) -> bool:
         found = expressions(sentence)
         if self.total is not None:
             return self._says_total(sentence, self.total)
-        if any(_computes(found, formula, sentence) for formula in self.formulas):
+        if any(_computes(found, formula, sentence) for formula in self.formulas) or self._numbered(sentence):
             return True
         if not self.ideas or re.search(self.unless, sentence, re.IGNORECASE) or self._denied(sentence):
             return False
         return all(re.search(idea, sentence, re.IGNORECASE) for idea in self.ideas)
 
+    def _numbered(self, sentence: str) -> bool:
+        """Whether a clause on the subject of this point has the value of one of its formulas."""
+        clauses = [clause for clause in CLAUSES.split(sentence) if re.search(self.subject, clause, re.IGNORECASE)]
+        numbers = [number for clause in clauses for number in expressions(clause) if number.is_number]
+        return any(number.equals(formula) for number in numbers for formula in self.formulas)
+
     def _says_total(self, sentence: str, total: int) -> bool:
         """Whether the last claim of a chain of equations is the total: a right formula with a wrong result is not."""
-        chain = [[number for number in expressions(link) if self._is_claim(number)] for link in sentence.split("=")]
+        links = RESULT.split(sentence)
+        chain = [[number for number in expressions(link) if self._is_claim(number)] for link in links]
         last = next((claims for claims in reversed(chain) if claims), [])
         return any(self._is_total(number, total) for number in last)
 
@@ -120,15 +144,24 @@ class Point:
         return PointFound("missing")
 
 
-def _bytes(text: str) -> Iterator[tuple[str, tuple[float, float]]]:
-    """The numbers of bytes in a text: as written, and in decimal and binary units, which people mix up.
+class BytesClaim(NamedTuple):
+    """A number of bytes: as written, in decimal and binary units, which people mix up, and the clause that it is in."""
+
+    written: str
+    values: tuple[float, float]
+    clause: str
+
+
+def _bytes(text: str) -> Iterator[BytesClaim]:
+    """The numbers of bytes in a text.
 
     >>> list(_bytes("2 KiB for each"))
-    [('2 KiB', (2000.0, 2048.0))]
+    [BytesClaim(written='2 KiB', values=(2000.0, 2048.0), clause='2 KiB for each')]
     """
-    for found in BYTES.finditer(text):
-        number, power = float(re.sub("[,_]", "", found[1])), " kmg".index(found[2][:1].lower() or " ")
-        yield found[0], (number * 1000**power, number * 1024**power)
+    for clause in CLAUSES.split(text):
+        for found in BYTES.finditer(clause):
+            number, power = float(re.sub("[,_]", "", found[1])), " kmg".index(found[2][:1].lower() or " ")
+            yield BytesClaim(found[0], (number * 1000**power, number * 1024**power), clause)
 
 
 def _computes(found: list[Expression], formula: Formula, sentence: str) -> bool:
@@ -136,10 +169,20 @@ def _computes(found: list[Expression], formula: Formula, sentence: str) -> bool:
     pieces = [piece for whole in found if not whole.is_number for piece in whole.summands()]
 
     def count(share: int) -> int:
-        return sum(piece.equals(lambda T, E, H: formula(T, E, H) / share) for piece in pieces)
+        def wanted(T: float, E: float, H: float) -> float:
+            return formula(T, E, H) / share
+
+        return sum(piece.equals(wanted) and _same_way(piece, wanted) for piece in pieces)
 
     is_each = re.search(r"\b(each|every|four|4|per)\b", sentence, re.IGNORECASE)
     return count(1) > 0 or count(2) > 1 or (is_each is not None and count(4) > 0)
+
+
+def _same_way(piece: Expression, formula: Formula) -> bool:
+    """Whether numbers compute a formula in the way it does: 4·1024²·512 is not 8·1024·512², though it is equal."""
+    depends = formula(1.0, 1.0, 1.0) != formula(2.0, 1.0, 1.0)
+    spelled = piece.spelled()
+    return not depends or bool(piece.letters) or "T" not in spelled.letters or spelled.equals(formula)
 
 
 def projections(T: float, E: float, H: float) -> float:
@@ -190,6 +233,7 @@ MODEL_WIDTH = (
 )
 QUERIES_TOO = r"\b(Q|quer\w+)( vectors?)?,? (and )?(the )?(K|keys?)( vectors?)?,? (and|&) (the )?(V|values?)\b"
 
+FEWER_QUERIES = r"(fewer|less) quer\w+(?! heads? (share|per))|quer\w+( vectors)? (are|get) (\w+ )?(stored|cached|kept)"
 POINTS = {
     "several-heads": (
         Point(
@@ -220,7 +264,7 @@ POINTS = {
                 r"head|each|dimension|width|scores",
                 r"narrow|\brank\b|small|fewer dim|low(er)?[- ](dim|rank)|subspace|\bthin(ner)?\b|"
                 r"less (width|room|capacity)|"
-                r"64[- ]dim|(only|just) (64|d_model ?/)|bottleneck|less expressive",
+                r"64[- ]dim|(only|just)( has| have| gets?| sees)? (64|(d|d_model|E) ?/)|bottleneck|less expressive",
             ),
             unless=r"no (downside|price|drawback)|\bfull\b|always better",
             against=r"heads? (\w+ ){1,3}(the |in the )?(full|whole|entire|larger) (\d+ )?(dim|width|512)",
@@ -252,7 +296,7 @@ POINTS = {
         Point(
             "which of the two dominates depends on the length",
             (
-                r"domina|\bwins?\b|larger|equal|cross|outweigh|overtake|bigger|matters more|takes over",
+                r"domina|\bwins?\b|larger|equal|cross|outweigh|overtake|bigger|matters more|takes over|costs? more",
                 r"short|long|beyond|depends|until|above|below|whether|equal at|tokens|from .* on|"
                 r"\b(once|if|when|for|at)\b.*[<>=≥≤]",
             ),
@@ -271,7 +315,7 @@ POINTS = {
             ),
             unless=r"quer\w+ (are|is) shared|shared quer|share (a|one|the same) quer|tokens together|own keys|"
             r"fewer quer|own (key|kv)",
-            against=r"fewer query heads|quer\w* head has (its|their) own (key|kv|k/v)|"
+            against=FEWER_QUERIES + r"|quer\w* head has (its|their) own (key|kv|k/v)|"
             r"keys? (heads? )?share (a|one) quer",
         ),
         Point(
@@ -280,8 +324,8 @@ POINTS = {
                 r"cache|stor|keys and values|memory|bandwidth",
                 r"small|shrink|less|fewer|reduc|down|divid|cut|lower|save|1/\d|\d\d?%|quarter|half|times less",
             ),
-            unless=r"large|not change|grow|unchanged|same (cache|memory)",
-            against=r"cache (\w+ )?(gets|is|becomes|grows) (bigger|larger)|"
+            unless=r"large|not change|grow|unchanged|same (cache|memory)|" + FEWER_QUERIES,
+            against=FEWER_QUERIES + r"|cache (\w+ )?(gets|is|becomes|grows) (bigger|larger)|"
             r"cache (stays|remains) (the )?(same|unchanged)",
         ),
         Point(
@@ -339,7 +383,11 @@ POINTS = {
         ),
     ),
     "flops": (
-        Point("the projections: 8·T·E²", formulas=(projections, all_operations)),
+        Point(
+            "the projections: 8·T·E²",
+            formulas=(projections, all_operations),
+            subject=r"project|linear layer",
+        ),
         Point(
             "the scores and weighted values: 4·T²·E",
             (
@@ -348,10 +396,11 @@ POINTS = {
                 r"per head|each head|every head|all heads|H heads",
             ),
             formulas=(attention, all_operations),
+            subject=r"score|QK|weighted|attention (itself|part|product|matri|map)|AV\b",
         ),
         Point(
             "together 4,294,967,296, or 4.29 G",
-            unless=r"project\w* (take|need|cost|are)|scores? (take|need|cost|are)",
+            unless=r"\b(project\w*|scores?|products?|linear layers?) (take|need|cost|are|require)",
             total=4_294_967_296,
             exact=False,
             parts=(2_147_483_648, 1_073_741_824, 536_870_912, 262_144, 1_048_576, 1_024),
@@ -360,7 +409,7 @@ POINTS = {
             "a multiply-add counts as two",
             (
                 r"multiply|multiplication|\bMACs?\b|\bFMAs?\b|\bmul\b",
-                r"\btwo\b|\b2\b|twice|double|separately|multiplication and (one |an )?addition",
+                r"\btwo\b|\b2\b(?![.,^*]\d|\^)|twice|double|separately|multiplication and (one |an )?addition",
             ),
             unless=r"\bone operation|as one|ignore|single|\b1 flop",
             against=r"(multiply-?add|MAC|FMA)s? (counts? as|is|as) (one|1|a single)|\b(1|one) flop per (MAC|multiply)|"
@@ -380,22 +429,25 @@ POINTS = {
             ),
             unless=r"O\(T\), not|d_model squared",
             formulas=(weights,),
+            subject=r"weights|scores|" + ENTRIES,
         ),
-        Point("together 16 MiB in bfloat16", items=(8 * 1024 * 1024,)),
+        Point("together 16 MiB in bfloat16", items=((8 * 1024 * 1024, r"(per|each|one|a|every) head"),)),
         Point(
             "training keeps them for the backward pass",
-            (r"backward|backprop|gradient|train|autograd", r"keep|kept|sav|stor|need|hold|remember|stay"),
+            (r"backward|backprop|gradient|train|autograd", r"keep|kept|sav|stor|need|hold|held|remember|stay"),
             unless=r"thrown|not need|needs? (no|nothing)|inference only|discard|not (store|keep|save)",
             against=r"training needs no|needs nothing|(not|n't) (stored?|kept|saved?|needed) (for|in) (the )?back",
         ),
         Point(
             "a fused kernel works in tiles and never stores them",
             (
-                r"tile|block|chunk|online|recomput|piece|never|not (store|material|writ)|without (stor|material|writ)",
+                r"tile|block|chunk|online|recomput|piece|never|not (store|material|writ)|without (stor|material|writ)|"
+                r"avoid|stream|O\([TnN]\)|linear memory|memory is linear",
                 r"kernel|flash|fused|only|O\(T\)|O\(n\)|SRAM|softmax|matri|materiali",
             ),
-            unless=r"compress|disk|stores the (whole |full )?matrix|skips",
-            against=r"(flash|kernel)\w*( attention)? (stores|keeps|approximates|skips|compresses)",
+            unless=r"compress|disk|stores the (whole |full )?matrix|skips|approximat",
+            against=r"(flash|kernel)\w*([- ]?attention)? (still )?"
+            r"((stores|writes|keeps) (the|all)|(is an )?approximat|skips|compresses)",
         ),
     ),
     "root": (
@@ -449,7 +501,8 @@ POINTS = {
                 r"keep|kept|stor|reus|sav|cach|remember|never change|stay the same",
             ),
             unless=r"stor\w+ the quer|generated text",
-            against=r"(caches?|stores?|keeps?|saves?) (the )?(past |old )?(quer|attention weights|scores|outputs?\b|"
+            against=FEWER_QUERIES
+            + r"|(caches?|stores?|keeps?|saves?) (the )?(past |old )?(quer|attention weights|scores|outputs?\b|"
             r"(generated )?text)|(cach|keep|stor|sav)\w* (all of |the )?(past )?"
             + QUERIES_TOO
             + "|"
@@ -474,7 +527,7 @@ POINTS = {
             ),
             unless=r"not depend|T²|T\^2",
             against=r"(T²|T\^2|n²|n\^2) per",
-            items=(2 * 512, 2 * 512 * 1024),  # of a token, and of 1024
+            items=((2 * 512, WHOLE), (2 * 512 * 1024, OF_ONE)),  # of a token, and of 1024
         ),
         Point(
             "reading it limits the speed",

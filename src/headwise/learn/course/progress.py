@@ -108,7 +108,7 @@ class Progress:
             atomically(self.path, lambda beside: beside.write_text(text, encoding="utf-8"))
         except OSError as error:
             raise OptionError(
-                f"{self.path} cannot be written ({error.strerror}). Name another folder in XDG_STATE_HOME."
+                f"{self.path} cannot be written ({error.strerror}). Name another file with --progress."
             ) from error
 
     def _read(self) -> dict[str, Record]:

@@ -15,6 +15,8 @@ from headwise.learn.course.trial import ErrorPlace, Span
 
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 OWN_SCOPE = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+# Errors of definitions that need more of the file.
+CANNOT_TELL = (SyntaxError, NameError, LookupError, TypeError, AttributeError, StopIteration)
 MOST_TRIES, DEPTH = 7, 2  # of what the checker is shown; of these, inside the statement that failed
 _numbers = itertools.count()
 
@@ -29,12 +31,34 @@ def steps_before(made: type, failure: ErrorPlace) -> set[int]:
     for fewer in range(MOST_TRIES if failure.function != "__init__" else 0):
         try:
             report = _report_without(made, failure, fewer)
-        except (SyntaxError, NameError, LookupError, TypeError, AttributeError):  # definitions that need more of it
+        except CANNOT_TELL:
             report = None
         if report is None:
             break
         done |= {int(step.partition(" ")[0]) for step in report.done}
     return done
+
+
+def steps_there(made: type) -> set[int] | None:
+    """The numbers of the steps that a class does rightly before it returns; None if that cannot be told."""
+    try:
+        tree = _returning_nothing(made)
+        return {int(step.partition(" ")[0]) for step in check(_compiled(tree, made)).done}
+    except CANNOT_TELL:
+        return None
+
+
+def _returning_nothing(made: type) -> ast.Module:
+    """The definitions around a class that computes what it returns and then is unfinished."""
+    tree = ast.parse("".join(linecache.getlines(made.forward.__code__.co_filename)))  # type: ignore[attr-defined]
+    tree.body = [node for node in tree.body if isinstance(node, DEFINITIONS)]
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == made.__name__]
+    forward = next(node for node in classes[-1].body if isinstance(node, ast.FunctionDef) and node.name == "forward")
+    stub = ast.parse("raise NotImplementedError").body
+    returned = [node.value for node in forward.body if isinstance(node, ast.Return) and node.value]
+    kept = [node for node in forward.body if not isinstance(node, ast.Return)]
+    forward.body = [*kept, *(ast.Expr(value) for value in returned), *stub]
+    return tree
 
 
 def _report_without(made: type, failure: ErrorPlace, fewer: int) -> Report | None:

@@ -77,14 +77,14 @@ class PartTrial:
     selfless: bool = False  # a method has no self, so that none of its lines does what it should
 
     @classmethod
-    def of(cls, test: Callable[[], None], missing: str) -> "PartTrial":
-        """The trial of a test; `missing` is what to say of a name that the answer does not define."""
+    def of(cls, test: Callable[[], None], missing: Callable[[str], str]) -> "PartTrial":
+        """The trial of a test; `missing` says something of a name that the answer does not define."""
         try:
             test()
         except EndlessPartError:
             raise
         except MissingNameError as name:
-            return cls(missing.format(name))
+            return cls(missing(str(name)))
         except WrongPartError as failure:
             return cls(str(failure))
         except NotImplementedError:

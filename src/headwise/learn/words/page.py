@@ -21,6 +21,16 @@ from headwise.view.page import page_file
 
 PACKAGE = "headwise.learn.words"
 MOST_WEIGHTS = 4_000_000  # numbers of the projections that a page holds; above that it says so
+WITHOUT = {  # code and reason of a step while a switch is off
+    "mask": {
+        5: ("scores", "Nothing is hidden: every token reads every token, also those that come after it."),
+        7: (None, "Weights that sum to 1. No key is hidden, so no weight is exactly 0."),
+    },
+    "scale": {
+        6: ("scores", "Nothing is divided: the sum of D products keeps its size, and the next step is sharper."),
+        7: (None, "Weights that sum to 1. Unscaled scores lie further apart, so fewer keys share the weight."),
+    },
+}
 
 
 def words_page(steps: WordSteps, title: str = "") -> str:
@@ -56,7 +66,8 @@ def page_data(steps: WordSteps) -> dict[str, Any]:
         "own": steps.own,
         "visible": steps.visible.int().tolist(),
         "steps": [
-            {"name": name, "code": code[number], "why": reasons[number]} for number, name in enumerate(NAMES, start=1)
+            {"name": name, "code": code[number], "why": reasons[number], "without": _without(number, code[number])}
+            for number, name in enumerate(NAMES, start=1)
         ],
         "x": _packed(steps.x),
         "projected": {name: _packed(x) for name, x in steps.projected().items()},
@@ -72,6 +83,12 @@ def page_data(steps: WordSteps) -> dict[str, Any]:
             for heads, cut in steps.cuts.items()
         },
     }
+
+
+def _without(number: int, code: str) -> dict[str, dict[str, str]]:
+    """By switch, what a step is while it is off."""
+    said = {switch: steps[number] for switch, steps in WITHOUT.items() if number in steps}
+    return {switch: {"code": other or code, "why": why} for switch, (other, why) in said.items()}
 
 
 def _packed(x: Tensor) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class App {
     this.store.listen((changed, fromAddress) => this.changed(changed, fromAddress));
     this.onkey = (event) => this.key(event);
     this.onscheme = () => this.recolor();
-    this.onresize = debounced(() => (this.atlas.fit(), this.lines.fit()), 60);
+    this.onresize = debounced(() => (this.atlas.fit(), this.lines.fit(), this.table.fit(), this.reading.fit()), 60);
     document.addEventListener("keydown", this.onkey);
     this.scheme.addEventListener("change", this.onscheme);
     addEventListener("resize", this.onresize);
@@ -71,7 +71,7 @@ class App {
       probe.style.color = `var(--${name})`;
       return getComputedStyle(probe).color;
     };
-    const names = ["ink", "soft", "paper", "card", "line", "accent", "second", "veil", "margin"];
+    const names = ["ink", "soft", "paper", "card", "line", "accent", "second", "margin"];
     this.palette = Object.fromEntries(names.map((name) => [name, read(name)]));
     this.palette.font = getComputedStyle(probe).fontFamily;
     probe.remove();
@@ -84,8 +84,12 @@ class App {
     this.tabs = el("div", { class: "segments tabs", role: "tablist", "aria-label": "View" });
     this.tabs.addEventListener("keydown", (event) => this.tabKey(event));
     this.options = el("div", { class: "options" });
+    this.about = el("p", { class: "soft about" });
     this.main = el("main", { class: "main", role: "tabpanel", id: "headwise-panel", tabindex: "-1" });
     const [size, ...facts] = manifest.sentence.split(" · ");
+    this.controls = el("div", { class: "controls-row" });
+    this.legend = el("div", { class: "legend" });
+    this.settings = el("section", { class: "settings", "aria-label": "What is shown" }, this.controls, this.legend);
     const sentence = el("p", { class: "sentence" }, el("b", { text: size }), ...facts.flatMap((fact) => [el("span", { class: "dot", text: " · " }), el("span", { text: fact })]));
     const menu = el("details", { class: "menu" }, el("summary", { text: "Save" }), el("div", { class: "menu-list" },
       ...[["Picture (PNG)", () => this.saving.png()], ["Drawing (SVG)", () => this.saving.svg()], ["All heads (CSV)", () => this.saving.csv()], ["All heads (JSON)", () => this.saving.json()], ["Weights in the window (CSV)", () => this.saving.weights()], ["Print or save as PDF", () => print()]]
@@ -95,8 +99,9 @@ class App {
       el("button", { type: "button", class: "icon", text: "?", "aria-label": "Help", title: "Help  ?", onclick: () => this.help.showModal() }));
     this.shown = el("p", { class: "soft note shown" });
     this.noted = el("p", { class: "soft note noted" });
-    const header = el("header", { class: "top" }, el("div", { class: "top-line" }, el("h1", {}, el("bdi", { text: manifest.title })), tools), sentence, this.shown, this.noted);
-    fill(this.root, header, el("div", { class: "columns" }, this.reading.root, this.main), this.help);
+    this.settings.append(el("div", { class: "told" }, this.shown, this.noted));
+    const header = el("header", { class: "top" }, el("div", { class: "top-line" }, el("h1", {}, el("bdi", { text: manifest.title })), tools), sentence);
+    fill(this.root, header, this.settings, el("div", { class: "columns" }, this.reading.root, this.main), this.help);
     this.atlas.build();
     this.reading.build();
     this.show();
@@ -148,10 +153,11 @@ class App {
   }
 
   get kind() {
-    return this.kinds.includes(this.store.get("kind")) ? this.store.get("kind") : "mass";
+    const kind = this.store.get("kind");
+    return kind !== "mass" && this.kinds.includes(kind) ? kind : this.without ? "rest" : "mass";
   }
 
-  // Whether the first token is left out of small pictures and lines.
+  // Whether the first token is left out of all pictures: of heads, of lines and of the map.
   get without() {
     return Boolean(this.store.get("without")) && this.kinds.includes("rest");
   }
@@ -174,13 +180,20 @@ class App {
   tellShown() {
     this.noted.textContent = this.notes();
     const view = this.store.get("view");
-    const without = view === "map" ? this.kind === "rest" : this.without;
-    const sinks = this.sinksOf(this.side);
-    const left = !without || view === "table" ? "" : ` The first token${sinks ? `, on which ${plural(sinks, "head")} put${sinks === 1 ? "s" : ""} ${100 * SHARED.sink} % or more,` : ""} is left out, and ${view === "atlas" && this.store.get("rows") ? "each row of a picture is scaled to its largest value" : "the other weights are scaled up to sum to 1"}.`;
     const difference = view === "map" ? this.stage.difference : null;
     const kind = view === "map" && !difference ? KINDS_TOLD[this.kind] : null;
     const what = view === "table" ? "averages per head, of attention weights." : kind ? kind(MEASURES[this.measure].name.toLowerCase()) : MEASURES[this.measure].told;
-    this.shown.textContent = `Shown: ${difference ? `the difference of two heads (${difference}), of ` : ""}${what}${left}`;
+    this.shown.textContent = `Shown: ${difference ? `the difference of two heads (${difference}), of ` : ""}${what}${this.firstTold(view)}`;
+    this.reading.fit(); // what stands above may have grown
+    if (view === "map") this.stage.fit();
+  }
+
+  // What is done with the first token, in the same words in every view.
+  firstTold(view) {
+    if (view === "table" ? !this.store.get("without") : view === "map" ? this.kind !== "rest" : !this.without) return this.measure === "contribution" && view !== "table" ? "" : " All tokens count.";
+    const sinks = this.sinksOf(this.side);
+    const why = sinks ? `, to which ${plural(sinks, "head")} give${sinks === 1 ? "s" : ""} ${100 * SHARED.sink} % or more` : "";
+    return ` Without the first token${why}: the other weights of a row are scaled up to sum to 1.${view === "table" ? "" : " In the lists of words and heads, all tokens count."}`;
   }
 
   subject() {
@@ -226,6 +239,8 @@ class App {
     fill(this.tabs, ...VIEWS.map(([name, text, about]) => el("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "headwise-panel", "aria-selected": String(view === name), tabindex: view === name ? "0" : "-1", text, title: about, onclick: () => this.store.set({ view: name }) })));
     this.main.setAttribute("aria-labelledby", `tab-${view}`);
     this.root.dataset.view = view;
+    fill(this.legend);
+    this.control(view);
     if (view === "map") {
       fill(this.main, this.stage.root);
       this.stage.build();
@@ -234,7 +249,7 @@ class App {
       this.lines.build();
     } else {
       this.headOptions(view);
-      fill(this.main, el("div", { class: "options-row" }, this.options, view === "table" ? null : this.atlas.legend), view === "table" ? this.table.root : this.atlas.root);
+      fill(this.main, el("div", { class: "options-row" }, view === "atlas" ? this.atlas.told : null, this.options, this.about), view === "table" ? this.table.root : this.atlas.root);
       if (view === "table") this.table.build();
       else this.atlas.arrange();
     }
@@ -271,8 +286,27 @@ class App {
     return el("label", { class: "check", title: about }, el("input", { type: "checkbox", checked: Boolean(this.store.get(name)), onchange: (event) => this.store.set({ [name]: event.target.checked ? "1" : "" }) }), text);
   }
 
-  firstCheck() {
-    return !this.kinds.includes("rest") ? null : this.check("without", "without the first token", "Many heads attend to the first token when they have nothing else to do. Without it, the other weights are rescaled to sum to 1.");
+  // The controls that all views share, in one place: what is shown, of which tokens, and how strongly it is inked.
+  control(view = this.store.get("view")) {
+    const focusable = () => Array.from(this.controls.querySelectorAll("button, input"));
+    const at = focusable().indexOf(document.activeElement);
+    fill(this.controls, view === "table" ? null : this.measureControl(), this.tokensControl(view), view === "table" ? null : this.contrastControl(),
+      view === "atlas" ? this.check("rows", "scale each row", "Each row of a picture is scaled to its largest value, so that patterns show. Otherwise colors stand for weights from 0 to 1.") : null);
+    if (at >= 0) focusable()[at]?.focus();
+  }
+
+  // All tokens or all but the first, in every view; the map can show two more kinds.
+  tokensControl(view) {
+    const offered = view === "table" ? KINDS.slice(0, 2) : KINDS.filter(([name]) => this.kinds.includes(name) && (view === "map" || name === "mass" || name === "rest"));
+    if (offered.length < 2) return null;
+    const chosen = view === "table" ? (this.store.get("without") ? "rest" : "mass") : view === "map" ? this.kind : this.without ? "rest" : "mass";
+    return el("div", { class: "segments kinds", role: "radiogroup", "aria-label": "Which tokens count" }, ...offered.map(([name, text, about]) =>
+      el("button", { type: "button", role: "radio", "aria-checked": String(name === chosen), text, title: about, onclick: () => this.choose(name) })));
+  }
+
+  // A kind of picture; the first two are those of all views.
+  choose(kind) {
+    this.store.set(kind === "mass" || kind === "rest" ? { kind: "mass", without: kind === "rest" ? "1" : "" } : { kind });
   }
 
   headOptions(view) {
@@ -284,19 +318,17 @@ class App {
     const named = bars !== "importance" && bars !== "sink" && !store.get("without") && this.sinksOf(this.side) ? " The first token is included; names of heads describe what is left without it." : "";
     const told = manifest.about[bars] ? `Bars: ${manifest.about[bars]}.${bars === "importance" ? BARS[manifest.importance_by] || BARS.measured : named}` : "";
     const about = told || manifest.about[this.sort] || "";
-    fill(this.options, atlas ? this.measureControl() : null, this.firstCheck(),
-      atlas ? this.check("rows", "scale each row", "Each row of a picture is scaled to its largest value, so that patterns show. Otherwise colors stand for weights from 0 to 1.") : null,
-      atlas ? this.contrastControl() : null,
-      this.stage.chooser("Sort by", this.sort, [["place", "layer and head"], ...stats], (value) => store.set({ sort: value })),
-      atlas ? this.stage.chooser("Bars", this.bars, [["none", "none"], ...stats], (value) => store.set({ color: value })) : null,
-      el("span", { class: "soft about", text: about }));
+    fill(this.options, this.stage.chooser("Sort by", this.sort, [["place", "layer and head"], ...stats], (value) => store.set({ sort: value })),
+      atlas ? this.stage.chooser("Bars", this.bars, [["none", "none"], ...stats], (value) => store.set({ color: value })) : null);
+    fill(this.about, about);
     if (atlas) this.atlas.drawLegend();
   }
 
   changed(keys, fromAddress) {
+    if (["what", "kind", "without", "rows"].some((key) => keys.has(key))) this.control(); // the contrast slider is left alone
     if (keys.has("view")) this.show();
     else if (keys.has("what") && this.store.get("view") !== "map") this.show();
-    else if (this.store.get("view") === "map" && ["head", "with", "show", "what", "kind", "contrast"].some((key) => keys.has(key))) this.stage.update(keys);
+    else if (this.store.get("view") === "map" && ["head", "with", "show", "what", "kind", "without", "contrast"].some((key) => keys.has(key))) this.stage.update(keys);
     else if (this.store.get("view") === "words" && ["head", "without", "contrast"].some((key) => keys.has(key))) this.lines.build();
     else if (keys.has("contrast") && !["sort", "color", "without", "rows"].some((key) => keys.has(key))) this.recontrast();
     else if (["sort", "color", "without", "rows"].some((key) => keys.has(key))) this.show();
@@ -342,15 +374,20 @@ class App {
     if (this.atlas.onkey(event)) return event.preventDefault();
     const kinds = { m: "mass", r: "rest", p: "peak", u: "uniform" };
     const acts = {
-      "?": () => this.help.showModal(), "/": () => this.reading.find.focus(), d: () => this.flipTheme(),
+      "?": () => this.help.showModal(), "/": () => this.finding(), d: () => this.flipTheme(),
       ...Object.fromEntries(VIEWS.map(([name], i) => [i + 1, () => this.store.set({ view: name })])),
       "[": () => this.step(-1), "]": () => this.step(1), Escape: () => this.escape(), x: () => this.flip(),
     };
     if (event.key === "w" && this.measures.length > 1) this.store.set({ what: this.measures[(this.measures.indexOf(this.measure) + 1) % this.measures.length] });
-    else if (this.store.get("view") === "map" && this.kinds.includes(kinds[event.key])) this.store.set({ kind: kinds[event.key] });
+    else if ((this.store.get("view") === "map" || event.key === "m" || event.key === "r") && this.kinds.includes(kinds[event.key])) this.choose(kinds[event.key]);
     else if (acts[event.key]) acts[event.key]();
     else return undefined;
     return event.preventDefault();
+  }
+
+  finding() {
+    if (this.store.get("view") === "table") this.store.set({ view: "atlas" }); // the table stands alone
+    this.reading.find.focus();
   }
 
   escape() {

@@ -16,8 +16,7 @@ class Atlas {
     this.app = app;
     this.body = el("div", { class: "atlas-body" });
     this.told = el("p", { class: "atlas-tell soft", "aria-hidden": "true" });
-    this.legend = el("div", { class: "legend" });
-    this.root = el("section", { class: "atlas", "aria-label": "All heads" }, this.told, this.body);
+    this.root = el("section", { class: "atlas", "aria-label": "All heads" }, this.body);
     this.cells = new Map();
     new ResizeObserver(() => this.root.clientWidth !== this.fitted && this.fit()).observe(this.root); // a frame may have no size at first
     this.body.addEventListener("pointerover", (event) => event.target.closest?.(".head") && this.tell(event.target.closest(".head")));
@@ -69,10 +68,11 @@ class Atlas {
   }
 
   drawLegend() {
+    if (this.app.store.get("view") !== "atlas") return;
     const { unit } = MEASURES[this.app.measure];
     const [left, rows] = [this.app.without ? " without the first token" : "", this.app.store.get("rows") ? ", relative to its row’s largest" : ""];
     const faint = this.body.querySelector("canvas.faint") ? "; faint: more than half is left out" : "";
-    fill(this.legend, legendOf(this.scale, `${unit}${left}${rows}${faint}`, this.app.dark));
+    fill(this.app.legend, legendOf(this.scale, `${unit}${left}${rows}${faint}`, this.app.dark));
   }
 
   paintAll() {
@@ -199,6 +199,8 @@ class Atlas {
   // Mark the heads that attend most from a word, and its row in every picture; null clears.
   rank(found, query) {
     const { T } = this.app.side.manifest;
+    if (found) fill(this.told, `Framed: the ${Math.min(RANKED, found.length)} heads that attend most from this word, first token aside; the paler a head, the less. The line is the word’s row.`);
+    else if (this.root.classList.contains("ranking")) this.tell(null);
     this.root.classList.toggle("ranking", Boolean(found));
     this.body.style.setProperty("--row", `${(100 * ((query ?? 0) + 0.5)) / T}%`);
     const places = new Map((found || []).map((one, i) => [one.place, { ...one, rank: i }]));

@@ -1,9 +1,9 @@
 // What weights carry (view/carried.py): the same data as of weights, of weights times what they carry or of contributions.
 
 const MEASURES = {
-  weights: { name: "Weights", unit: "attention weight", short: "weight", told: "attention weights: the share of its attention that each token gives to each other token." },
-  value: { name: "Weights × what they carry", unit: "weight × what it carries", short: "weight × what it carries", told: "weights × what they carry: each weight times the size of what the attended token passes on, with rows rescaled to sum to 1. Names and percentages of heads describe their weights." },
-  contribution: { name: "Contributions", unit: "share of what the head writes", short: "of what the head writes here", told: "contributions: how much of what the head writes at each token comes from each attended token. Below 0, it pulls the other way. The first token is included. Names and percentages of heads describe their weights." },
+  weights: { name: "Weights", unit: "attention weight", short: "weight", told: "attention weights, the share of its attention that each token gives to each other token." },
+  value: { name: "Weights × what they carry", unit: "weight × what it carries", short: "weight × what it carries", told: "weights × what they carry, each weight times the size of what the attended token passes on, with rows rescaled to sum to 1. Names and percentages of heads describe their weights." },
+  contribution: { name: "Contributions", unit: "share of what the head writes", short: "of what the head writes here", told: "contributions, how much of what the head writes at each token comes from each attended token. Below 0, it pulls the other way. The first token is included. Names and percentages of heads describe their weights." },
 };
 
 const WEIGHED = 24; // heads whose weighted maps are kept
@@ -29,7 +29,7 @@ class CarriedSource extends EmbeddedSource {
     return this.sections.has(name) && this.sections.shape(name)[0] === this.manifest.T;
   }
 
-  // A weighted number is as precise as its weight, in proportion.
+  // A weighted number is as precise as its weight, in proportion, and as the sum of its row, which should be 1.
   async errorAt(layer, head) {
     if (this.measure !== "value") {
       const error = this.sections.error(this.pictureName(layer, head));
@@ -37,9 +37,16 @@ class CarriedSource extends EmbeddedSource {
     }
     if (!this.hasDense(layer, head)) return () => 0;
     const [plain, error] = await Promise.all([this.plain.dense(layer, head), this.plain.errorAt(layer, head)]);
+    const { S } = this.manifest;
+    const missing = new Map();
+    const ofRow = (query) => {
+      if (!missing.has(query)) missing.set(query, Math.abs(1 - plain.values.subarray(query * S, (query + 1) * S).reduce((a, b) => a + b, 0)));
+      return missing.get(query);
+    };
     return (query, key, value) => {
-      const weight = plain.values[query * this.manifest.S + key];
-      return weight > 0 ? (value * error(query, key, weight)) / weight : 0;
+      const weight = plain.values[query * S + key];
+      const its = error(query, key, weight);
+      return weight > 0 && its > 0 ? value * (its / weight + ofRow(query)) : 0;
     };
   }
 

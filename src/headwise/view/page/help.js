@@ -13,7 +13,7 @@ const TERMS = [
   ["Pictures", "every row is a token, every column a token that it may attend to. No ink means a weight of 0; more ink means more weight."],
   ["Scaled rows", "in the small pictures, each row is scaled to its largest value, so that patterns show even where attention is spread thin."],
   ["Many weights in a pixel", "are summed over keys and averaged over queries, so that a row of pixels sums to 1 at every zoom and thin stripes never fade."],
-  ["First token", "many heads attend to it when they have nothing to do. “Without first token” leaves it out and rescales the other weights to sum to 1."],
+  ["First token", "many heads attend to it when they have nothing to do. “Without first token” leaves it out of all pictures and of the table, and scales the other weights of a row up to sum to 1. The lists of words and heads always give the weights themselves."],
   ["× uniform", "the weight times the number of tokens that may be attended to: 1 is uniform attention."],
   ["What weights carry", "a weight on a token that passes nothing on does nothing. “Weights × what they carry” multiplies each weight by the size of the value it reads, after the output projection."],
   ["Contribution", "the share of what a head writes at a token that comes from each attended token. The shares of a row sum to 1; a negative one pulls the other way."],

@@ -1,7 +1,7 @@
 // The text view: the words of the text twice, and a line from every word to the words that it attends to in one head.
 
 const [CLOSE, WIDE] = [24, 34]; // pixels per word, for a long text and for a short one
-const FAINTEST = 0.02; // weights below are not drawn, unless a word is chosen
+const FAINTEST = 0.02; // weights below are not drawn, unless a word is chosen; the legend says so
 
 class Lines {
   constructor(app) {
@@ -13,8 +13,7 @@ class Lines {
     this.box = el("div", { class: "lines-box", tabindex: "0", role: "group", "aria-label": "Words and what they attend to. Up and down move, Enter keeps a word." }, this.inner);
     this.bar = el("div", { class: "bar-row" });
     this.told = el("p", { class: "lines-tell", "aria-live": "polite" });
-    this.legend = el("div", { class: "legend" });
-    this.root = el("section", { class: "lines", "aria-label": "The text with lines" }, this.bar, this.legend, this.told, this.box);
+    this.root = el("section", { class: "lines", "aria-label": "The text with lines" }, this.bar, this.told, this.box);
     this.rows = new Map();
     this.at = null;
     this.line = CLOSE;
@@ -87,16 +86,15 @@ class Lines {
     const { manifest } = app.side;
     const subject = app.subject();
     const title = el("h2", { class: "subject" }, el("b", { text: subject.title(manifest) }), el("span", { class: "soft", text: ` ${subject.about(manifest)}` }));
-    fill(this.bar, el("div", { class: "bar-line" }, app.stage.backButton(), title, app.stage.stepButtons()),
-      el("div", { class: "bar-line controls" }, app.measureControl(), app.firstCheck(), app.contrastControl()));
+    fill(this.bar, el("div", { class: "bar-line" }, app.stage.backButton(), title, app.stage.stepButtons()));
   }
 
   drawLegend() {
     const { app } = this;
     const span = app.data.spanOf(app.subject(), app.without ? "rest" : "mass");
     const coarse = span > 1 ? `. Lines are averages over ${count(span)} words and go to ${count(span)} words together: this file has no numbers of single tokens here` : "";
-    const [left, mark] = app.without ? [", of what is left without the first token", ". −99 %: so much of a row is left out"] : ["", ""];
-    fill(this.legend, legendOf(app.scale(), `${MEASURES[app.measure].unit}${left}. Thicker and ${app.dark ? "brighter" : "darker"}: more${mark}${coarse}`, app.dark));
+    const [left, mark] = app.without ? [" without the first token", ". −40 %: left out of that row"] : ["", ""];
+    fill(app.legend, legendOf(app.scale(), `${MEASURES[app.measure].unit}${left}. Lines start at ${FAINTEST}; a word that you point at has all${mark}${coarse}`, app.dark));
   }
 
   show(at) {
@@ -114,7 +112,7 @@ class Lines {
     if (at !== this.at || !row) return undefined;
     const best = row.keys.map((key, i) => [key, row.weights[i]]).slice(0, 3);
     return fill(this.told, el("bdi", { class: "token to-word", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: " attends to " }),
-      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + row.span) - 1)}` : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(digitsOf(row.errors?.[i], 2)).replace("-", "−")}` })]), el("span", { class: "soft", text: row.span > 1 ? ` (${averageText(row.span, at, manifest.T)})` : leftOut(row) && ` (of the rest: ${leftOut(row)})` }));
+      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + row.span) - 1)}` : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(digitsOf(row.errors?.[i], 2)).replace("-", "−")}` })]), el("span", { class: "soft", text: row.span > 1 ? ` (${averageText(row.span, at, manifest.T)})` : leftOut(row) && ` of what is left without the first token (−${leftOut(row)})` }));
   }
 
   // The row of a query, without the first token if that is asked for.
@@ -170,7 +168,7 @@ class Lines {
     for (let i = row.keys.length - 1; i >= 0; i--) {
       const weight = row.weights[i];
       const size = Math.min(1, Math.abs(weight)); // contributions may be negative, and above 1
-      if (size < (one ? 0.004 : FAINTEST)) continue;
+      if (size < (one ? 1e-6 : FAINTEST)) continue;
       const key = row.keys[i] + (row.span ? row.span / 2 : 0);
       if (one) weights.set(row.keys[i], weight);
       context.strokeStyle = scale.color(weight, this.app.dark);
@@ -228,7 +226,8 @@ class Lines {
     const scale = this.app.scale();
     for (const word of this.left.children) {
       word.classList.toggle("here", Number(word.dataset.i) === this.at);
-      word.dataset.left = leftOut(this.rows.get(Number(word.dataset.i))?.found).replace(/^(.*%).*/, "−$1");
+      const left = leftOut(this.rows.get(Number(word.dataset.i))?.found);
+      word.dataset.left = left && `−${left}`;
     }
     for (const word of this.right.children) {
       const weight = weights.get(Number(word.dataset.i)) || 0;
@@ -247,8 +246,13 @@ function withoutFirst(row, first) {
   const left = 1 - row.weights[at];
   if (left < 1e-6) return { ...row, left: 0, keys: [], weights: [], errors: [] };
   const keep = (values) => values.filter((_, i) => i !== at);
-  return { ...row, left, keys: keep(row.keys), weights: keep(row.weights).map((weight) => Math.min(1, weight / left)), errors: row.errors && keep(row.errors).map((error) => error / left) };
+  return { ...row, left, leftError: row.errors?.[at] || 0, keys: keep(row.keys), weights: keep(row.weights).map((weight) => Math.min(1, weight / left)), errors: row.errors && keep(row.errors).map((error) => error / left) };
 }
 
-// How much of a row was left out with the first token, where that is most of it.
-const leftOut = (row) => (row?.left < 0.5 ? `${Math.min(row.left ? 99 : 100, Math.round(100 * (1 - row.left)))} % left out` : ""); // 100 % only if all is
+// How much of a row was left out with the first token.
+const leftOut = (row) => {
+  if (row?.left === undefined) return "";
+  const unit = row.leftError > 0.004 ? 5 : 1; // percent: as precise as the file is
+  if (100 * (1 - row.left) < unit / 2) return "";
+  return `${Math.min(row.left ? 100 - unit : 100, unit * Math.round((100 * (1 - row.left)) / unit))} %`; // 100 % only if all is
+};

@@ -97,6 +97,7 @@ class HeadMap {
     this.tiles.draw(context, view);
     if (this.exact) this.exact.draw(context, view, this);
     this.hatch(context, colors, view);
+    if (this.kind === "rest") this.blank(context, colors, view);
     if (view.scale >= 30) this.figures(context, colors);
     this.marks(context, colors);
     context.restore();
@@ -128,13 +129,22 @@ class HeadMap {
     context.fill(edge);
   }
 
+  // What is left out is no weight of 0: the column of the first token is hatched too.
+  blank(context, colors, view) {
+    const edge = [(this.manifest.first - view.x) * view.scale, -view.y * view.scale, view.scale, view.T * view.scale];
+    for (const color of [colors.card, hatching(context, colors.line)]) {
+      context.fillStyle = color;
+      context.fillRect(...edge);
+    }
+  }
+
   // Numbers in the cells, once they are large enough.
   figures(context, colors) {
-    const { view } = this;
+    const { view, manifest } = this;
     context.font = `${Math.min(13, view.scale * 0.3)}px ${colors.font}`;
     [context.textAlign, context.textBaseline] = ["center", "middle"];
     this.each((query, key, x, y) => {
-      if (this.reach && !this.reach.sees(query, key, 1)) return;
+      if ((this.reach && !this.reach.sees(query, key, 1)) || (this.kind === "rest" && key === manifest.first)) return;
       const value = this.tiles.value(query, key) ?? this.exact?.value(query, key) ?? null;
       if (value === null) return;
       context.fillStyle = this.scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb";
@@ -169,9 +179,10 @@ class HeadMap {
     }
     if (!cursor) return;
     const [x, y] = [(cursor.key - view.x) * view.scale, (cursor.query - view.y) * view.scale];
-    context.fillStyle = colors.veil;
-    context.fillRect(0, y, view.width, size);
-    context.fillRect(x, 0, size, view.height);
+    // Thin lines on either side of its row and column, and nothing over them: their colors are compared with the legend.
+    context.fillStyle = this.scale.name === "difference" ? colors.ink : colors.second;
+    for (const at of [y - 1, y + size]) context.fillRect(0, at, view.width, 1);
+    for (const at of [x - 1, x + size]) context.fillRect(at, 0, 1, view.height);
     context.lineWidth = 2;
     context.strokeStyle = "#fff";
     context.strokeRect(x - 1, y - 1, size + 2, size + 2);
@@ -221,7 +232,8 @@ class HeadMap {
     const most = { entropy: Math.log(Math.max(2, view.S)), distance: largest(distance), received: largest(received) };
     context.fillStyle = colors.margin;
     this.bars(plot.height, view.y, entropy, (at, size, value) => context.fillRect(plot.width + 8, at, (band * value) / most.entropy, size));
-    this.bars(plot.height, view.y, distance, (at, size, value) => context.fillRect(plot.width + 8 + band + 8, at, (band * value) / most.distance, size));
+    const apart = !this.manifest.keys; // tokens of two texts have no distance
+    if (apart) this.bars(plot.height, view.y, distance, (at, size, value) => context.fillRect(plot.width + 8 + band + 8, at, (band * value) / most.distance, size));
     const high = words ? 18 : 34;
     this.bars(plot.width, view.x, received, (at, size, value) => {
       const tall = high * Math.sqrt(value / most.received);
@@ -233,7 +245,7 @@ class HeadMap {
     const title = (name, most, x, y) => [name, most].forEach((text, i) => context.fillText(text, x, y + 12 * (i - 1)));
     const longest = (x) => `≤${band < 30 ? "" : " "}${x.toFixed(x < 10 ? 1 : 0)}`;
     title(band < 30 ? "ent." : "entropy", longest(most.entropy), plot.width + 8, -4);
-    title(band < 30 ? "dist." : "distance", longest(most.distance), plot.width + 16 + band, -4);
+    if (apart) title(band < 30 ? "dist." : "distance", longest(most.distance), plot.width + 16 + band, -4);
     title(this.kind === "rest" && band > 30 ? "received, with first" : "received", `≤ ${most.received.toFixed(1)}`, plot.width + 8, top + high);
   }
 

@@ -64,6 +64,11 @@ class Reading {
     return { parts, words };
   }
 
+  // Its lower edge is in the window, where it stands beside the pictures.
+  fit() {
+    if (this.root.isConnected) this.root.style.maxHeight = innerWidth > 860 ? `${Math.max(360, this.app.roomFor(this.root) - 18)}px` : "";
+  }
+
   indexOf(target) {
     const word = target.closest?.("[data-i]");
     return word && word.dataset.side !== "key" ? Number(word.dataset.i) : null;
@@ -174,16 +179,17 @@ class Reading {
   invite() {
     const subject = this.app.subject();
     const { manifest } = this.app.side;
-    fill(this.note, el("p", { class: "soft" }, `Point at a word to see what it attends to${manifest.keys ? "" : ", and what attends to it"}, in `, el("b", { text: subject.title(manifest) }), `, which ${subject.about(manifest)}.`), this.pairs());
+    fill(this.note, el("p", { class: "soft" }, `Point at a word to see what it attends to${manifest.keys ? "" : ", and what attends to it"}, in `, el("b", { text: subject.single ? `head ${subject.name(manifest)}` : `the ${subject.name(manifest)}` }), `, which ${subject.about(manifest)}.`), this.pairs());
   }
 
   // The largest weights of all heads, as `View.pairs` chooses them.
   pairs() {
     const { manifest } = this.app.side;
     if (!manifest.pairs.length) return null;
-    return el("div", { class: "pairs" }, el("h3", { text: `Largest attention weights of all heads, besides those to the first${manifest.keys ? "" : ", the previous and the same"} token${this.app.without ? " (not rescaled)" : ""}; each pair of words once` }), el("ul", {}, ...manifest.pairs.map((pair) =>
+    const but = manifest.keys ? "the first token" : "the first, the previous and the same token";
+    return el("div", { class: "pairs" }, el("h3", { text: "Largest attention weights of all heads" }), el("p", { class: "soft note", text: `besides those to ${but}; each pair of words once${this.app.without ? "; all tokens count" : ""}` }), el("ul", {}, ...manifest.pairs.map((pair) =>
       el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.openPair(pair) },
-        this.placed(manifest.labels, pair.query), " → ", this.placed(manifest.keyLabels, pair.key), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), el("span", { class: "soft", text: ` head ${pair.layer}.${pair.head}` }))))));
+        el("span", { class: "pair-words" }, this.placed(manifest.labels, pair.query), " → ", this.placed(manifest.keyLabels, pair.key)), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), el("span", { class: "soft", text: ` head ${pair.layer}.${pair.head}` }))))));
   }
 
   // A word and its position, which tells it from other copies.

@@ -37,15 +37,15 @@ class Saving {
     const { app } = this;
     if (this.view === "map") {
       const [map] = app.stage.shown;
-      return { width: map.width, height: map.height, draw: (context) => map.render(context, app.colors()), scale: map.scale, shows: app.stage.legend.querySelector(".legend-name")?.textContent };
+      return { width: map.width, height: map.height, draw: (context) => map.render(context, app.colors()), scale: map.scale, shows: app.legend.querySelector(".legend-name")?.textContent };
     }
     if (this.view === "words") {
       const [width, height] = app.lines.size;
-      return { width, height, draw: (context) => app.lines.render(context, app.colors()), scale: app.scale(), shows: app.lines.legend.querySelector(".legend-name")?.textContent };
+      return { width, height, draw: (context) => app.lines.render(context, app.colors()), scale: app.scale(), shows: app.legend.querySelector(".legend-name")?.textContent };
     }
     const { layers } = app.side.manifest;
     const heads = Math.max(...layers.map((layer) => layer.heads.length));
-    return { width: heads * 108 + 40, height: layers.length * 132, draw: (context) => this.atlas(context), scale: app.atlas.scale, shows: app.atlas.legend.querySelector(".legend-name")?.textContent };
+    return { width: heads * 108 + 40, height: layers.length * 132, draw: (context) => this.atlas(context), scale: app.atlas.scale, shows: app.legend.querySelector(".legend-name")?.textContent };
   }
 
   // A whole picture: title, content and legend on the color of the page.

@@ -13,9 +13,9 @@ class Stage {
     this.bar = el("div", { class: "bar-row" });
     this.maps = el("div", { class: "maps" });
     this.info = el("div", { class: "info", "aria-live": "polite" });
-    this.legend = el("div", { class: "legend" });
+    this.edges = el("div", { class: "edges" });
     this.limit = el("p", { class: "limit soft" });
-    this.root = el("section", { class: "stage-map", "aria-label": "The map of a head" }, this.bar, el("div", { class: "table-top" }, this.maps, el("div", { class: "under" }, this.info, this.legend, this.limit)));
+    this.root = el("section", { class: "stage-map", "aria-label": "The map of a head" }, this.bar, el("div", { class: "table-top" }, this.maps, el("div", { class: "under" }, this.info, this.edges, this.limit)));
     this.shown = [];
     this.remember = debounced(() => this.app.store.set({ at: this.view.text }), 200);
   }
@@ -125,6 +125,10 @@ class Stage {
     for (const map of this.shown) map.redraw();
   }
 
+  fit() {
+    for (const map of this.shown) map.resize();
+  }
+
   // Controls.
 
   // What the first map shows, and what its numbers are compared with.
@@ -140,10 +144,8 @@ class Stage {
     const drawn = this.compared()[0];
     const its = app.sides[drawn.side].manifest;
     const title = el("h2", { class: "subject" }, el("b", { text: difference ? `Heads ${difference}` : drawn.title(its) }), el("span", { class: "soft", text: difference ? "" : ` ${drawn.about(its)}` }));
-    const offered = KINDS.filter(([name]) => app.kinds.includes(name));
     this.offered = String(app.kinds);
-    const kinds = offered.length < 2 ? null : el("div", { class: "segments", role: "radiogroup", "aria-label": "What a pixel shows" }, ...offered.map(([name, text, about]) =>
-      el("button", { type: "button", role: "radio", "aria-checked": String(name === kind), text, title: about, onclick: () => app.store.set({ kind: name }) })));
+    app.control();
     const average = this.chooser("Show", subject.id, this.averages(subject), (value) => app.store.set({ head: value }));
     const compare = this.chooser("Compare with", minus ? minus.id : "", this.others(), (value) => app.store.set({ with: value }));
     const ways = minus && el("div", { class: "segments", role: "radiogroup", "aria-label": "How to compare" }, ...[["difference", "Difference"], ["both", "Side by side"], ["a", "This"], ["b", "Other"]]
@@ -155,7 +157,7 @@ class Stage {
       all: el("button", { type: "button", class: "icon", text: "⤢", "aria-label": "Show the whole map", title: "Whole map  0", onclick: () => this.whole() }),
     };
     const zoom = el("span", { class: "steps" }, ...Object.values(this.zooms));
-    fill(this.bar, el("div", { class: "bar-line" }, this.backButton(), title, zoom, this.stepButtons()), el("div", { class: "bar-line controls" }, app.measureControl(), kinds, app.contrastControl(), average, compare, ways));
+    fill(this.bar, el("div", { class: "bar-line" }, this.backButton(), title, zoom, this.stepButtons()), el("div", { class: "bar-line controls" }, average, compare, ways));
   }
 
   backButton() {
@@ -242,8 +244,20 @@ class Stage {
       return;
     }
     const [found, other] = await tracked(Promise.all([app.data.cell(drawn, cell.query, cell.key), than && this.sameSize(this.minus) ? app.data.cell(than, cell.query, cell.key) : null]));
+    if (app.kind === "rest") await Promise.all([[found, drawn], [other, than]].map(([one, subject]) => this.leaveOut(one, subject, cell)));
     if (turn !== this.turn) return;
     fill(this.info, el("p", {}, ...this.words(cell, manifest, found?.hidden)), this.figures(found, other), ...this.context(cell, manifest));
+  }
+
+  // The number of a picture without the first token, besides the weight itself.
+  async leaveOut(found, subject, { query, key }) {
+    const { first } = this.app.sides[subject?.side ?? 0].manifest;
+    if (!found || found.weight === null || found.hidden || !subject.single) return;
+    const one = await tracked(this.app.data.cell(subject, query, first));
+    if (!one || (one.weight ?? null) === null) return;
+    const left = 1 - one.weight;
+    found.rest = key === first || left < 1e-6 ? 0 : Math.min(1, found.weight / left);
+    found.restError = left < 1e-6 ? 0 : ((found.error || 0) + found.rest * (one.error || 0)) / left;
   }
 
   words(cell, manifest, hidden) {
@@ -257,10 +271,16 @@ class Stage {
     if (found.span) return el("span", { class: "facts" }, figure(shareText(found.sum, this.app.measure, found.error), `${MEASURES[this.app.measure].unit}, for ${count(found.span)} tokens together: summed over their keys, averaged over their queries. This file has no single numbers here.`));
     if (found.hidden) return el("span", { class: "facts" }, el("span", { class: "soft", text: "hidden by the mask, so the weight is 0" }));
     if (found.weight === null) return el("span", { class: "facts" }, figure(`≤ ${weightText(found.below)}`, "not among the 8 largest of its row; only those are in the file"));
-    const { measure } = this.app;
-    const facts = measure === "weights" ? [figure(weightText(found.weight, found.error), this.app.kind === "rest" ? "weight, before the first token is left out" : "weight"), figure(timesText(found.weight * found.visible), "uniform attention"), figure(`#${count(found.rank)}`, `of ${count(found.visible)} in its row`)] : [figure(shareText(found.weight, measure, found.error), MEASURES[measure].short), ...((found.plain ?? null) === null ? [] : [figure(weightText(found.plain, found.plainError), "weight")])];
+    const { measure, kind } = this.app;
+    const rest = kind === "rest" && found.rest !== undefined ? [figure(shareText(found.rest, measure, found.restError), "without the first token, as drawn")] : [];
+    const plain = [figure(weightText(found.weight, found.error), kind === "rest" ? "weight, where all tokens count" : "weight"), figure(timesText(found.weight * found.visible, (found.error || 0) * found.visible), "uniform attention")];
+    const facts = measure === "weights" ? [...rest, ...(kind === "uniform" ? plain.reverse() : plain), figure(`${found.error ? "≈ " : ""}#${count(found.rank)}`, `of ${count(found.visible)} in its row`)] : [...rest, figure(shareText(found.weight, measure, found.error), MEASURES[measure].short), ...((found.plain ?? null) === null ? [] : [figure(weightText(found.plain, found.plainError), "weight")])];
     if (Number.isFinite(found.logit)) facts.push(figure(minusSign(found.logit.toFixed(2)), "logit"));
-    if (other && other.weight !== null) facts.push(figure(signed(found.weight - other.weight, (found.error || 0) + (other.error || 0)), `more than the other’s ${weightText(other.weight, other.error)}`.replace("more", found.weight < other.weight ? "less" : "more")));
+    if (other && other.weight !== null) {
+      const drawn = rest.length && other.rest !== undefined;
+      const [[mine, error], [its, itsError]] = [found, other].map((one) => (drawn ? [one.rest, one.restError || 0] : [one.weight, one.error || 0]));
+      facts.push(figure(signed(mine - its, error + itsError), `${mine < its ? "less" : "more"} than the other’s ${weightText(its, itsError)}`));
+    }
     const made = el("span", { class: "facts", "data-weight": found.weight, "data-logit": found.logit }, ...facts);
     return made;
   }
@@ -277,14 +297,17 @@ class Stage {
     const { manifest } = this.app.side;
     const { unit } = MEASURES[this.app.measure];
     const names = { share: this.app.kind === "rest" ? `${unit} without the first token` : unit, ratio: "multiple of uniform attention", difference: pair ? this.difference : unit };
-    fill(this.legend, legendOf(scale, names[scale.name], this.app.dark), manifest.masked ? el("p", { class: "soft legend-name" }, el("span", { class: "hidden-key" }), " hidden by the mask") : null, this.bars(pair));
+    if (this.app.store.get("view") !== "map") return;
+    fill(this.app.legend, legendOf(scale, names[scale.name], this.app.dark));
+    this.fit();
+    fill(this.edges, manifest.masked ? el("p", { class: "soft legend-name" }, el("span", { class: "hidden-key" }), this.app.kind === "rest" ? " hidden by the mask or, at the first token, left out" : " hidden by the mask") : null, this.bars(pair));
   }
 
   // What the bars along the edges are, if there are any.
   bars(pair) {
     if (pair || this.app.measure !== "weights") return null;
     const all = this.app.kind === "rest" ? " They include the first token." : "";
-    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats and mean distance in tokens of each query. A full bar is the number after ≤: the largest there is or, for entropy, the largest possible.${all}` });
+    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats${this.app.side.manifest.keys ? "" : " and mean distance in tokens"} of each query. A full bar is the number after ≤: the largest there is or, for entropy, the largest possible.${all}` });
   }
 
   // Where the pictures of the file end, how to go on.

@@ -16,7 +16,8 @@ class Store {
   read() {
     const given = new URLSearchParams(location.hash.slice(1));
     const known = Object.keys(DEFAULTS).filter((key) => given.has(key));
-    return Object.fromEntries(known.map((key) => [key, given.get(key)]));
+    const found = Object.fromEntries(known.map((key) => [key, given.get(key)]));
+    return found.kind === "rest" ? { ...found, kind: "mass", without: "1" } : found; // an address of an earlier version
   }
 
   writeNow() {

@@ -56,7 +56,17 @@ function signed(x, error = 0) {
 // Numbers of a picture say nothing of a single token.
 const averageText = (span, at, T) => `averages over tokens ${count(at - (at % span))}–${count(Math.min(T, at - (at % span) + span) - 1)}; this file has no numbers of single tokens here`;
 const shareText = (x, measure, error) => (measure === "contribution" ? signed(x, error) : weightText(x, error));
-const timesText = (x) => (x >= 100 ? count(Math.round(x)) : x >= 10 ? x.toFixed(1) : x >= 0.01 || x === 0 ? x.toFixed(2) : minusSign(x.toExponential(1))) + "×";
+
+// A multiple, with no more digits than are known.
+function timesText(x, error = 0) {
+  const unit = error > 0 ? 10 ** Math.ceil(Math.log10(1.8 * error)) : 0; // of the last digit
+  if (x < unit / 2) return `< ${Number(unit.toPrecision(1))}×`;
+  if (unit >= 1) return `${count(unit * Math.round(x / unit))}×`;
+  if (!unit && x > 0 && x < 0.01) return `${minusSign(x.toExponential(1))}×`;
+  const digits = x >= 100 ? 0 : x >= 10 ? 1 : 2;
+  return `${count(Number(x.toFixed(unit ? Math.min(digits, Math.round(-Math.log10(unit))) : digits)))}×`;
+}
+
 const count = (n) => n.toLocaleString("en-US");
 const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 const statName = (key) => (key === "one_to_one" ? "one-to-one" : key.replaceAll("_", " "));

@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from headwise.study.passes import split_name
 from headwise.study.watch import attention_layers, watch
 from headwise.view.carried import Carried, carried
 from headwise.view.serve.requests import Refusal
-from headwise.view.serve.texts import CROSS, DECODER, ENCODER, TAIL, RunTexts, added, generated, target_of, writes
+from headwise.view.texts import TAIL, RunTexts, added, generated, layer_names, target_loss, target_of, writes
 from headwise.weights import AttentionMap
 
 CHUNK = 1024  # tokens whose logits are in memory at a time
@@ -167,29 +166,6 @@ def run_model(
     return Ran(collected, carried(collected, seen.outputs), found)
 
 
-_known: "weakref.WeakKeyDictionary[torch.nn.Module, dict[str, str]]" = weakref.WeakKeyDictionary()
-
-
-def layer_names(model: TextModel, part: str = "") -> list[str]:
-    """The layers of a model, or of a part of it, in the order of their calls; see `study.passes`."""
-    if model.module not in _known:
-        _known[model.module] = _parts_of_layers(model)
-    return [name for name, found in _known[model.module].items() if part in ("", found)]
-
-
-def _parts_of_layers(model: TextModel) -> dict[str, str]:
-    """The part of a model that each of its layers is in, found by running it on one token."""
-    with torch.no_grad(), watch(model.module, statistics=lambda weights: weights._scoring.cross) as crosses:
-        model.read(torch.zeros(1, 1, dtype=torch.int64, device=model.device))
-    if model.start is None:
-        return dict.fromkeys(crosses, "")
-    module: Any = model.module
-    layers = attention_layers(module, "serve")
-    inside = {id(part) for part in module.get_encoder().modules()}
-    encodes = {name: id(layers[split_name(name, layers)[0]]) in inside for name in crosses}
-    return {name: ENCODER if encodes[name] else CROSS if cross else DECODER for name, cross in crosses.items()}
-
-
 @contextlib.contextmanager
 def interruptible(model: TextModel, progress: Callable[[float], None], passes: int = 1) -> Iterator[None]:
     """Call `progress` before every module that runs in this thread, with the share of all layers that have begun.
@@ -303,7 +279,7 @@ def worth_of_heads(model: TextModel, texts: RunTexts, progress: Callable[[float]
         raise OptionError(
             "this model does not predict the next token, so there is no loss that its heads could change."
         )
-    given: Any = (ids, None) if texts.target is None else (texts.inputs, _target_loss)
+    given: Any = (ids, None) if texts.target is None else (texts.inputs, target_loss)
     with interruptible(model, progress, passes):
         found = importance(model.module, given[0], by=way, loss=given[1], controls=0)
     effects = [
@@ -320,13 +296,6 @@ def _predicts(model: TextModel, texts: RunTexts) -> bool:
         return writes(model)
     some = texts.ids[:, :PROBED]
     return why_not_predicting(model.module, some, some) is None
-
-
-def _target_loss(output: Any, inputs: Any) -> Tensor:
-    """The mean loss of every sample of the decoder's text, (B,)."""
-    ids = inputs["decoder_input_ids"]
-    each = F.cross_entropy(output.logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
-    return each.mean(1)
 
 
 def continued(model: TextModel, text: str, tokens: int, target: str = "") -> str:

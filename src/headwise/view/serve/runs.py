@@ -40,7 +40,7 @@ from headwise.view.serve.models import (
     worth_of_heads,
 )
 from headwise.view.serve.requests import Limits, Refusal, RunRequest
-from headwise.view.serve.texts import CROSS, PARTS, RunTexts, part_of, target_of, text_of, written
+from headwise.view.texts import PARTS, RunTexts, part_of, target_of, text_of, written
 from headwise.weights import AttentionMap
 from headwise.weights.summary import HeadSummary, Summary
 
@@ -168,20 +168,7 @@ class Run:
 
     def _view(self, count: int) -> View:
         """Its maps, measured at `count` queries."""
-        queries, keys = self.texts.queries[0].tolist(), self.texts.keys
-        words, starts = zip(*self.codec.characters(queries), strict=True)
-        crosses = self.texts.part == CROSS
-        return View(
-            self.maps,
-            words,
-            keys,
-            [text for text, _ in self.codec.characters(keys[0].tolist())] if crosses else None,
-            query_ids=self.texts.queries if crosses else None,
-            starts=starts,
-            model=self.title,
-            queries=count,
-            carried=self.carried,
-        )
+        return View(self.maps, **self.texts.view(self.codec), model=self.title, queries=count, carried=self.carried)
 
     def _page(self, count: int, stage: Stage) -> Iterator[None]:
         """Measure all heads at `count` queries, then publish the page."""

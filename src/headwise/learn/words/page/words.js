@@ -409,6 +409,18 @@ function lane() {
   if (bar.scrollWidth > bar.clientWidth) bar.scrollLeft = current.offsetLeft - bar.clientWidth / 2 + current.offsetWidth / 2;
 }
 
+// The code and the reason of a step for the present switches.
+function asSwitched(step) {
+  const off = [...(state.mask && hides ? [] : ["mask"]), ...(state.scale ? [] : ["scale"])];
+  return off.map((name) => step.without[name]).filter(Boolean).pop() || step;
+}
+
+// What the letters in a line of code are now.
+function sizesIn(code) {
+  const sizes = { B: 1, T, H: now.H, D: now.D }, used = Object.keys(sizes).filter((name) => new RegExp(`\\b${name}\\b`).test(code));
+  return used.length ? `  # ${used.map((name) => `${name} = ${sizes[name]}`).join(", ")}` : "";
+}
+
 function render() {
   const step = data.steps[state.step - 1];
   document.documentElement.dataset.step = state.step;
@@ -416,8 +428,9 @@ function render() {
   $("step").setAttribute("aria-valuetext", `${state.step}: ${step.name}`);
   $("name").textContent = `${state.step}. ${step.name}`;
   $("headline").textContent = data.headline + (state.heads === data.own ? "" : `; here cut into ${now.H} heads of width ${now.D}`);
-  $("why").textContent = step.why;
-  $("code").textContent = step.code;
+  const told = asSwitched(step);
+  $("why").textContent = told.why + (state.step === 2 && state.heads !== data.own ? ` The model itself has ${data.own}.` : "");
+  $("code").textContent = told.code + sizesIn(told.code);
   $("key").textContent = state.step === 7 ? "More color means more weight; zero is the background."
     : "Blue is positive, orange is negative; zero is the background.";
   $("mask").setAttribute("aria-pressed", state.mask && hides);

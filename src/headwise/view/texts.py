@@ -1,18 +1,22 @@
-"""What a model reads in a run: one text or, if it has an encoder and a decoder, one for each.
+"""What a model reads: one text or, if it has an encoder and a decoder, one for each.
 
-The maps of an encoder–decoder model have three sizes, so a run shows one part of it: the encoder, the decoder's
+The maps of an encoder–decoder model have three sizes, so a view shows one part of it: the encoder, the decoder's
 attention to its own text, or its cross-attention to the encoder's text.
 """
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from headwise.errors import OptionError
 from headwise.models import TextModel
 from headwise.models.text_model import TokenCodec
-from headwise.view.serve.requests import Refusal
+from headwise.study.passes import split_name
+from headwise.study.watch import attention_layers, watch
 
 ENCODER, DECODER, CROSS = PARTS = ("encoder", "decoder", "cross-attention")
 WRITTEN = 48  # most tokens of the decoder's text, if the model writes it
@@ -42,6 +46,14 @@ class RunTexts(NamedTuple):
         """The tokens that they attend to, (1, S)."""
         return self.queries if self.part == DECODER else self.ids
 
+    def view(self, codec: TokenCodec) -> dict[str, Any]:
+        """The keyword arguments of a `View` of these texts."""
+        words, starts = zip(*codec.characters(self.queries[0].tolist()), strict=True)
+        crosses = self.part == CROSS
+        keys = [text for text, _ in codec.characters(self.keys[0].tolist())] if crosses else None
+        asked = self.queries if crosses else None
+        return {"tokens": words, "starts": starts, "ids": self.keys[0], "keys": keys, "query_ids": asked}
+
     @property
     def inputs(self) -> dict[str, Tensor]:
         """The keyword arguments of an encoder–decoder model."""
@@ -53,11 +65,41 @@ def part_of(model: TextModel, asked: str | None) -> str:
     """The part of a model to show; refused if it does not have it."""
     if model.start is None:
         if asked:
-            raise Refusal(422, "part: this model reads one text, so it has no parts.")
+            raise OptionError("part: this model reads one text, so it has no parts.")
         return ""
     if asked is not None and asked not in PARTS:
-        raise Refusal(422, f"part: expected one of {', '.join(PARTS)}.")
+        raise OptionError(f"part: expected one of {', '.join(PARTS)}.")
     return asked or ENCODER
+
+
+def target_loss(output: Any, inputs: Any) -> Tensor:
+    """The mean loss of every sample of the decoder's text, (B,)."""
+    ids = inputs["decoder_input_ids"]
+    each = F.cross_entropy(output.logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+    return each.mean(1)
+
+
+_known: "weakref.WeakKeyDictionary[torch.nn.Module, dict[str, str]]" = weakref.WeakKeyDictionary()
+
+
+def layer_names(model: TextModel, part: str = "") -> list[str]:
+    """The layers of a model, or of a part of it, in the order of their calls; see `study.passes`."""
+    if model.module not in _known:
+        _known[model.module] = _parts_of_layers(model)
+    return [name for name, found in _known[model.module].items() if part in ("", found)]
+
+
+def _parts_of_layers(model: TextModel) -> dict[str, str]:
+    """The part of a model that each of its layers is in, found by running it on one token."""
+    with torch.no_grad(), watch(model.module, statistics=lambda weights: weights._scoring.cross) as crosses:
+        model.read(torch.zeros(1, 1, dtype=torch.int64, device=model.device))
+    if model.start is None:
+        return dict.fromkeys(crosses, "")
+    module: Any = model.module
+    layers = attention_layers(module, "view")
+    inside = {id(part) for part in module.get_encoder().modules()}
+    encodes = {name: id(layers[split_name(name, layers)[0]]) in inside for name in crosses}
+    return {name: ENCODER if encodes[name] else CROSS if cross else DECODER for name, cross in crosses.items()}
 
 
 def target_of(model: TextModel, text: str) -> Tensor:

@@ -171,6 +171,23 @@ def test_a_cause_is_told_once_and_not_of_a_function_that_is_wrong_itself(tmp_pat
     assert found.next.words == "causal_mask(5)[0, 0] is 0; expected 1"
 
 
+def test_a_step_of_another_function_is_not_explained_by_a_mistake_in_the_class(tmp_path):
+    source = find("scale").solution.replace(".std())", ".var())").replace(" / math.sqrt(query.shape[-1])", "")
+    found = grade(find("scale"), names_in(source, tmp_path / "both.py"))
+    assert "spread(4) is" in found.next.words
+    assert "the cause may be" not in found.next.words
+    assert found.results[-1].words.startswith("scores are not scaled")
+
+
+def test_a_hidden_row_that_averages_hidden_keys_is_not_a_query_that_sees_nothing(tmp_path):
+    source = find("masks-and-padding").solution.replace("-math.inf", "-1e9")
+    assert grade(find("masks-and-padding"), names_in(source, tmp_path / "zeroed.py")).right
+    source = source.replace("weights = weights.masked_fill(~mask, 0.0)", "pass")
+    found = grade(find("masks-and-padding"), names_in(source, tmp_path / "average.py"))
+    assert [result.right for result in found.results] == [True, True, True, False]
+    assert "still reads an even average of all tokens" in found.next.words
+
+
 def test_a_class_with_another_signature_is_told_how_it_is_called(tmp_path):
     exercise = find("all-heads-at-once")
     other = exercise.solution.replace("self, x: Tensor)", "self, x: Tensor, key: Tensor, value: Tensor)")

@@ -160,8 +160,9 @@ class WatchedSpace(dict[str, Any]):
     @contextlib.contextmanager
     def watched(self) -> Iterator[list[Any]]:
         """A list of what is taken."""
-        self.used = []
-        yield self.used
+        self.used = used = []
+        yield used
+        self.used = []  # what is taken later belongs to nobody
 
 
 class _Judge:

@@ -202,7 +202,7 @@ def hinted(progress: Progress, space: Workspace, exercise: Exercise) -> int:
     if record.error is not None:
         paragraph(f"Your last try stopped with an error, so repair that first: {record.error}.")
     part, level = progress.hint(exercise)
-    print(f"{number}. {exercise.title}, {part.name}: {LEVELS[level]} (hint {level} of 3)")
+    paragraph(f"{number}. {exercise.title}, {part.name}: {LEVELS[level]} (hint {level} of 3)")
     if level < len(LEVELS):
         paragraph(part.hint(level), "  ")
         return 0

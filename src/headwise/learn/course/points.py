@@ -25,7 +25,7 @@ DTYPES = {  # bytes of a number, and how one names it
 
 
 class PointFound(NamedTuple):
-    """Whether an answer makes a point: "said", "rounded", "wrong" or "missing", the words that decide it, and a remark."""
+    """Whether an answer makes a point: "said", "rounded", "wrong" or "missing"; the words that decide it; a remark."""
 
     state: str
     words: str = ""

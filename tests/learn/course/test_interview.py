@@ -246,6 +246,7 @@ def test_a_clear_opposite_is_contradicted(name, answer, wrong):
         ("cache", "It takes memory growing linearly with the tokens.", "a new token", "missing"),
         ("cache", "The cache of each token adds memory that is O(T).", "a new token", "missing"),
         ("cache", "The key and value of a token are stored, growing linearly.", "a new token", "missing"),
+        ("cache", "Memory cost is linear per token.", "a new token", "missing"),
         ("cache", "Memory grows linearly, the time of a step is O(T).", "a new token", "said"),
         ("cache", "O(T) per token instead of O(T²)", "a new token", "said"),
         ("cache", "linear time per step", "a new token", "said"),

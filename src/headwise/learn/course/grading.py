@@ -161,7 +161,8 @@ class WatchedSpace(dict[str, Any]):
     @contextlib.contextmanager
     def watched(self) -> Iterator[list[Any]]:
         """A list of what is taken."""
-        self.used = used = []
+        used: list[Any] = []
+        self.used = used
         yield used
         self.used = []  # what is taken later belongs to nobody
 

@@ -107,8 +107,8 @@ MASKS = Exercise(
         Part(
             "a query that sees nothing",
             "What is the softmax of a row in which every score is −∞?",
-            "It is 0/0 = NaN; with −1e9 instead, an even average over hidden keys. Setting the weights of hidden keys to "
-            "0 once more makes both 0.",
+            "It is 0/0 = NaN; with −1e9 instead, an even average over hidden keys. Setting the weights of hidden keys "
+            "to 0 once more makes both 0.",
             "weights = weights.masked_fill(~mask, 0.0)",
             _sees_nothing,
         ),

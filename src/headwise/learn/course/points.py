@@ -240,8 +240,8 @@ QUERIES_TOO = r"\b(Q|quer\w+)( vectors?)?,? (and )?(the )?(K|keys?)( vectors?)?,
 GROWTH = r"(O\((T|n)\)|linear)"  # in the length
 ROOM = r"\b(memory|storage|space|size|footprint|bytes|cache|numbers|stor\w+|grow\w*)\b"  # what is not time
 WORK = (
-    r"\b(time|costs?|comput\w*|work|operations|flops|steps?|tokens?|generat\w*|decod\w*|attention|attend\w*|"
-    r"latency|speed)\b"
+    r"(?<!memory )(?<!storage )\b(time|costs?|comput\w*|work|operations|flops|steps?|tokens?|generat\w*|decod\w*|"
+    r"attention|attend\w*|latency|speed)\b"
 )
 WORK_GROWS = (  # within one clause, so that it is not the cache which grows
     rf"{WORK}((?!{ROOM})[^,;:])*{GROWTH}|"

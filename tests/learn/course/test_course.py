@@ -267,7 +267,7 @@ def test_two_courses_can_be_kept_apart(tmp_path, monkeypatch, capsys):
     assert main(["course", "--folder", "new", "--progress", "new/progress.json"]) == 0
     assert "1. Dot products and softmax" in capsys.readouterr().out
     assert main(["course", "--list"]) == 0
-    assert "Your progress, in any folder, is kept in " in capsys.readouterr().out
+    assert "Your progress, in any folder, is kept in" in capsys.readouterr().out
 
 
 def test_a_name_that_comes_after_the_end_of_a_file_is_not_called_missing(tmp_path):

@@ -22,6 +22,10 @@ def test_tables_hold_steps_amounts_kinds_and_answers(capsys):
     assert "attention is 22.8% of the model's 124 M parameters" in out
 
 
+def test_the_crossover_is_explained_where_it_stands(capsys):
+    assert "crossover: above so many tokens, scores cost more than projections" in printed(capsys, "--seq", "16")
+
+
 def test_json_holds_what_the_formulas_say(capsys):
     sizes = [
         "--d-model",

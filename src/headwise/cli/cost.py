@@ -211,6 +211,7 @@ def _show_amounts(cost: Cost, config: configs.Config | None) -> None:
     out = console()
     out.print()
     out.print(grid)
+    out.print("[dim]crossover: above so many tokens, scores cost more than projections[/]")
     if cost.batch > 1:
         out.print(f"[dim]for a batch of {cost.batch} texts; decoding makes one new token for each of them[/]")
     if config is not None:

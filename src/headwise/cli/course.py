@@ -202,7 +202,7 @@ def hinted(progress: Progress, space: Workspace, exercise: Exercise) -> int:
     if record.error is not None:
         paragraph(f"Your last try stopped with an error, so repair that first: {record.error}.")
     part, level = progress.hint(exercise)
-    print(f"{number}. {exercise.title}, {part.name}: {LEVELS[level]} (hint {level} of 3)")
+    paragraph(f"{number}. {exercise.title}, {part.name}: {LEVELS[level]} (hint {level} of 3)")
     if level < len(LEVELS):
         paragraph(part.hint(level), "  ")
         return 0
@@ -241,7 +241,8 @@ def listed(progress: Progress, repaired: Quiz, other: Quiz | None = None, *, as_
         print(f"      {len(other.solved)} in {other.folder}: headwise quiz")
     print("Then: headwise course --interview")
     if progress.path == default_path():
-        print(f"\nYour progress, in any folder, is kept in {progress.path}")
+        print()
+        paragraph(f"Your progress, in any folder, is kept in {progress.path}")
         print("(another course beside it: headwise course --folder DIR --progress FILE)")
     else:
         print(f"\nThis progress is kept in {progress.path}")

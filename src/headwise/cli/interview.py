@@ -261,7 +261,8 @@ def _words_answered(question: Question, answer: str, *, as_json: bool) -> int:
 def _judged(name: str, point: PointFound) -> str:
     """One point, as it was found."""
     if point.state == "wrong":
-        return f"✗ You say: {point.words.strip().rstrip('.')}. The answer: {name}."
+        remark = point.remark and f" {point.remark}."
+        return f"✗ You say: {point.words.strip().rstrip('.')}. The answer: {name}.{remark}"
     if point.state == "rounded":
         return f"? You say: {point.words}, which is rounded. The answer: {name}."
     return f"{'✓' if point.state == 'said' else '·'} {name}."

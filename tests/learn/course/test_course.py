@@ -10,12 +10,13 @@ import torch
 
 from course_answers import RAISING, SAME, WRONG
 from headwise.cli import main
-from headwise.cli.course import show
-from headwise.learn.course import EXERCISES, find, grade, train_and_write
+from headwise.cli.course import hinted, show
+from headwise.learn.course import EXERCISES, Grade, find, grade, train_and_write
 from headwise.learn.course import gpt as gpt_exercises
 from headwise.learn.course.comparison import code_of, compared
 from headwise.learn.course.exercise import WAITS, skeleton_of
-from headwise.learn.course.grading import NOT_TRIED, SAME_CAUSE, WAITING
+from headwise.learn.course.grading import NOT_TRIED, SAME_CAUSE, WAITING, PartResult
+from headwise.learn.course.progress import Progress
 from headwise.learn.course.work import Workspace, grade_file
 
 # The same function in other styles than the model answer.
@@ -124,6 +125,7 @@ def test_an_error_is_told_in_the_part_where_it_happens_and_nothing_after_it_is_r
 
 
 LISTED = "return self.out(torch.cat([head(x) for head in self.heads], dim=-1))"
+WIDE = "d_model // num_heads) for _"
 ATTENDED = "x = x + self.attention(self.first_norm(x))"
 FED = "return x + self.down(nn.functional.gelu(self.up(self.second_norm(x))))"
 BETWEEN_HEADS = {
@@ -138,6 +140,9 @@ BETWEEN_HEADS = {
         ("list-of-heads", {LISTED: "return x"}, "···", "no gradient flows through the result"),
         ("list-of-heads", {LISTED: "return [head(x) for head in self.heads]"}, "✓··", "the call returns a list"),
         ("list-of-heads", {LISTED: "return sum(h(x) for h in self.heads)"}, "✓··", "added up instead"),
+        ("list-of-heads", {WIDE: "d_model) for _", LISTED: "return sum(h(x) for h in self.heads)"}, "✓··", "added up"),
+        ("list-of-heads", {WIDE: "d_model) for _", LISTED: "return self.out(sum(h(x) for h in self.heads))"}, "✓·✓",
+         "added up"),
         ("all-heads-at-once", BETWEEN_HEADS, "✓·✓·✓✓✓", "between the heads of one token"),
         ("dot-products", {"powers.sum(-1": "powers.sum(0"}, "✓···", "expected 0.1282"),
         ("one-head", {"self.query(x), self.key(x), self.value(x)": "x, x, x"}, "·✓✓✓", "are not projected"),
@@ -169,6 +174,55 @@ def test_a_cause_is_told_once_and_not_of_a_function_that_is_wrong_itself(tmp_pat
     assert found.results[-1].words == SAME_CAUSE
     found = grade(exercise, names_in(exercise.solution.replace(".tril()", ".tril(-1)"), tmp_path / "strict.py"))
     assert found.next.words == "causal_mask(5)[0, 0] is 0; expected 1"
+
+
+def test_a_step_of_another_function_is_not_explained_by_a_mistake_in_the_class(tmp_path):
+    source = find("scale").solution.replace(".std())", ".var())").replace(" / math.sqrt(query.shape[-1])", "")
+    found = grade(find("scale"), names_in(source, tmp_path / "both.py"))
+    assert "spread(4) is" in found.next.words
+    assert "the cause may be" not in found.next.words
+    assert found.results[-1].words.startswith("scores are not scaled")
+
+
+def test_a_hidden_row_that_averages_hidden_keys_is_not_a_query_that_sees_nothing(tmp_path):
+    source = find("masks-and-padding").solution.replace("-math.inf", "-1e9")
+    assert grade(find("masks-and-padding"), names_in(source, tmp_path / "zeroed.py")).right
+    source = source.replace("weights = weights.masked_fill(~mask, 0.0)", "pass")
+    found = grade(find("masks-and-padding"), names_in(source, tmp_path / "average.py"))
+    assert [result.right for result in found.results] == [True, True, True, False]
+    assert "still reads an even average of all tokens" in found.next.words
+
+
+def test_a_mask_that_fills_with_0_is_told_what_exp_makes_of_it(tmp_path):
+    source = find("all-heads-at-once").solution.replace("-math.inf", "0")
+    found = grade(find("all-heads-at-once"), names_in(source, tmp_path / "zero.py"))
+    assert "exp(0) is 1, and only exp(−∞) is 0" in found.next.words
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "other"),
+    [
+        ("one-head", "bias=False", "bias=True"),
+        ("scale", "float((first * second).sum(-1).std())", "(first * second).sum(-1).std()"),
+    ],
+)
+def test_what_passes_is_what_the_docstring_asks_for(name, right, other, tmp_path):
+    exercise = find(name)
+    assert "without bias" not in exercise.skeleton
+    assert "Return a float" not in exercise.skeleton
+    assert grade(exercise, names_in(exercise.solution.replace(right, other), tmp_path / "answer.py")).right
+
+
+def test_the_title_of_a_hint_fits_the_terminal(tmp_path, capsys):
+    progress, space = Progress(tmp_path / "progress.json"), Workspace(tmp_path / "course", EXERCISES)
+    longest = max(EXERCISES, key=lambda e: len(e.title) + max(len(part.name) for part in e.parts))
+    for part in longest.parts:
+        results = tuple(PartResult(other.name, other is not part) for other in longest.parts)
+        progress.add(longest, Grade(results))
+        hinted(progress, space, longest)
+        out = capsys.readouterr().out
+        assert part.name.split()[-1] in out
+        assert max(len(line) for line in out.splitlines()) <= 79
 
 
 def test_a_class_with_another_signature_is_told_how_it_is_called(tmp_path):
@@ -213,7 +267,7 @@ def test_two_courses_can_be_kept_apart(tmp_path, monkeypatch, capsys):
     assert main(["course", "--folder", "new", "--progress", "new/progress.json"]) == 0
     assert "1. Dot products and softmax" in capsys.readouterr().out
     assert main(["course", "--list"]) == 0
-    assert "Your progress, in any folder, is kept in " in capsys.readouterr().out
+    assert "Your progress, in any folder, is kept in" in capsys.readouterr().out
 
 
 def test_a_name_that_comes_after_the_end_of_a_file_is_not_called_missing(tmp_path):

@@ -119,7 +119,7 @@ def test_parameters_may_be_arithmetic(capsys):
     said = find_question("parameters").judge("4*(512*512+512)")
     assert [found.state for found in said.values()] == ["said", "said", "said", "missing"]
     wrong = find_question("parameters").judge("4*512*512 + 512")["together 1,050,624"]
-    assert wrong == ("wrong", "4*512*512 + 512")
+    assert wrong == ("wrong", "4*512*512 + 512", "")
     assert main(["course", "--interview", "parameters", "--answer", "3 * 512 * 513"]) == 1
     assert "✗ You say: 3 * 512 * 513. The answer: together 1,050,624." in capsys.readouterr().out
 
@@ -236,15 +236,39 @@ def test_a_clear_opposite_is_contradicted(name, answer, wrong):
         ("complexity", "O(n^2) in length and O(d) in width", "the scores", "said"),
         ("root", "softmax gets peaky", "large scores", "said"),
         ("root", "sqrt(d_model) would be too large", "d is the width", "missing"),
-        ("flops", "2.1 GMACs", "together", "rounded"),
+        ("flops", "2.1 GMACs", "together", "said"),
+        ("flops", "about 4.3 GFLOPs", "together", "said"),
+        ("flops", "about 4.2 GFLOPs", "together", "wrong"),
+        ("flops", "about 4 GFLOPs", "together", "rounded"),
+        ("several-heads", "several let the model attend to different positions and kinds of info at the same time",
+         "each head has", "said"),
+        ("mask", "after softmax the future would already have been counted in the denominator", "after the", "said"),
+        ("cache", "It takes memory growing linearly with the tokens.", "a new token", "missing"),
+        ("cache", "The cache of each token adds memory that is O(T).", "a new token", "missing"),
+        ("cache", "The key and value of a token are stored, growing linearly.", "a new token", "missing"),
+        ("cache", "Memory cost is linear per token.", "a new token", "missing"),
+        ("cache", "Memory grows linearly, the time of a step is O(T).", "a new token", "said"),
+        ("cache", "O(T) per token instead of O(T²)", "a new token", "said"),
+        ("cache", "linear time per step", "a new token", "said"),
+        ("cache", "it makes the cost per token linear", "a new token", "said"),
         ("flops", "2,147,483,648 MACs", "together", "said"),
         ("several-heads", "One head has to pick one thing.", "the price", "missing"),
         ("output-projection", "W_o is not optional", "without it", "missing"),
     ],
-)
+)  # fmt: skip
 def test_an_answer_in_other_words_is_found(name, answer, point, state):
     found = find_question(name).judge(answer)
     assert next(made.state for title, made in found.items() if title.startswith(point)) == state
+
+
+def test_half_of_the_operations_is_right_if_a_multiply_add_counts_as_one(capsys):
+    assert main(["course", "--interview", "flops", "--answer", "about 2.1 billion"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "You say: 2.1 billion. The answer: together 4,294,967,296, or 4.29 G. Yours is right if a multiply-add" in said
+    )
+    assert main(["course", "--interview", "flops", "--answer", "about 3.1 billion"]) == 1
+    assert "Yours is right" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

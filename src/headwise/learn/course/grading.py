@@ -55,6 +55,7 @@ STEPS = {
     "mask": 5, "causal": 5, "buffer": 5, "scale": 6, "softmax": 7, "dropout": 8, "merge": 9, "heads-averaged": 9,
     "too-wide": 9, "contiguous": 9, "no-out-proj": 10, "layers-in-forward": 10, "cache": CACHE_STEP,
 }  # fmt: skip
+WHY = {"mask-leaks": "; exp(0) is 1, and only exp(−∞) is 0"}  # what to add to a finding, by its name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +161,10 @@ class WatchedSpace(dict[str, Any]):
     @contextlib.contextmanager
     def watched(self) -> Iterator[list[Any]]:
         """A list of what is taken."""
-        self.used = []
-        yield self.used
+        used: list[Any] = []
+        self.used = used
+        yield used
+        self.used = []  # what is taken later belongs to nobody
 
 
 class _Judge:
@@ -256,7 +259,7 @@ class _Judge:
     def _leave_out(self, words: dict[str, str], found: list[Finding]) -> None:
         """Give no credit for a step that is not there, if the class does something else than all of them."""
         said = "" if self._call.words.startswith(SEES_LATER) else self._call.words  # a wrong shape, or no tensor
-        if said or any(_step(finding) == 0 for finding in found):
+        if said or any(_step(finding) == 0 for finding in found) or (found and self._uncalled):
             with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
                 there = steps_there(self.space[str(self.exercise.judged)])
             placed = {1} if any(finding.name.startswith(ROLES) for finding in found) else set[int]()
@@ -447,7 +450,7 @@ def _step(finding: Finding) -> int:
 
 def _words(finding: Finding) -> str:
     detail = f": {finding.detail}" if finding.detail else ""
-    return f"{finding.title}{detail}{_place(finding)}"
+    return f"{finding.title}{detail}{WHY.get(finding.name, '')}{_place(finding)}"
 
 
 def _place(finding: Finding) -> str:

@@ -22,10 +22,17 @@ def _sees_nothing(space: Space) -> None:
     layer = made(space, "MaskedAttention", 12, 3)
     mask = torch.ones(1, 1, 5, 5, dtype=torch.bool)
     mask[..., 2, :] = False
+    x = torch.randn(1, 5, 12)
     with torch.no_grad():
-        found = layer(torch.randn(1, 5, 12), mask)
+        found, other, turned = (layer(tokens, mask)[0, 2] for tokens in (x, x + 10, x.flip(1)))
     if found.isnan().any():
         raise WrongPartError("a query that sees no key makes its output NaN: a row of −∞ has no softmax")
+    if not torch.allclose(found, other, atol=1e-5):  # heads of 0 leave the bias of the output projection
+        reads = "an even average of all tokens" if torch.allclose(found, turned, atol=1e-5) else "the tokens"
+        raise WrongPartError(
+            f"a query that sees no key still reads {reads}: the first number of its output is {found[0]:.3g} for one "
+            f"text and {other[0]:.3g} for another; with heads of 0 it is the same for every text"
+        )
 
 
 MASKS = Exercise(
@@ -100,7 +107,8 @@ MASKS = Exercise(
         Part(
             "a query that sees nothing",
             "What is the softmax of a row in which every score is −∞?",
-            "It is 0/0 = NaN. Setting the weights of hidden keys to 0 once more fixes it.",
+            "It is 0/0 = NaN; with −1e9 instead, an even average over hidden keys. Setting the weights of hidden keys "
+            "to 0 once more makes both 0.",
             "weights = weights.masked_fill(~mask, 0.0)",
             _sees_nothing,
         ),

@@ -25,10 +25,11 @@ DTYPES = {  # bytes of a number, and how one names it
 
 
 class PointFound(NamedTuple):
-    """Whether an answer makes a point: "said", "rounded", "wrong" or "missing", and the words that decide it."""
+    """Whether an answer makes a point: "said", "rounded", "wrong" or "missing"; the words that decide it; a remark."""
 
     state: str
     words: str = ""
+    remark: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Point:
         formulas: arithmetic that says it, in numbers or letters.
         subject: of what a bare number must be said to count as one of the formulas; without it, none does.
         total: the number that the whole question is about, which must be in the answer as a number.
-        exact: whether the total must have all its digits.
+        exact: whether the total must have all its digits; otherwise it may be rounded to two or more.
+        if_half: what to remark on half of the total.
         parts: numbers that belong to the way to the total.
         items: how many numbers are stored, and of what that is not the size; an answer may give their bytes. If the
             point has no ideas, it must.
@@ -60,6 +62,7 @@ class Point:
     subject: str = r"(?!)"
     total: int | None = None
     exact: bool = True
+    if_half: str = ""
     parts: tuple[int, ...] = ()
     items: tuple[tuple[int, str], ...] = ()
 
@@ -140,7 +143,8 @@ class Point:
             for number in reversed([] if re.search(self.unless, sentence, re.IGNORECASE) else expressions(sentence)):
                 if self._is_claim(number):
                     is_near = number.equals(lambda T, E, H: total)
-                    return PointFound("rounded" if is_near else "wrong", number.text)
+                    is_half = bool(self.if_half) and number.equals(lambda T, E, H: total / 2)
+                    return PointFound("rounded" if is_near else "wrong", number.text, self.if_half if is_half else "")
         return PointFound("missing")
 
 
@@ -233,13 +237,25 @@ MODEL_WIDTH = (
 )
 QUERIES_TOO = r"\b(Q|quer\w+)( vectors?)?,? (and )?(the )?(K|keys?)( vectors?)?,? (and|&) (the )?(V|values?)\b"
 
+GROWTH = r"(O\((T|n)\)|linear)"  # in the length
+ROOM = r"\b(memory|storage|space|size|footprint|bytes|cache|numbers|stor\w+|grow\w*)\b"  # what is not time
+WORK = (
+    r"(?<!memory )(?<!storage )\b(time|costs?|comput\w*|work|operations|flops|steps?|tokens?|generat\w*|decod\w*|"
+    r"attention|attend\w*|latency|speed)\b"
+)
+WORK_GROWS = (  # within one clause, so that it is not the cache which grows
+    rf"{WORK}((?!{ROOM})[^,;:])*{GROWTH}|"
+    rf"(^|[,;:])((?!{ROOM})[^,;:])*{GROWTH}(ly)?( in (the )?\w+)? (of )?{WORK}|"
+    rf"(^|[,;:])((?!{ROOM})[^,;:])*{GROWTH} (per|for|instead of|not|rather than)\b"
+)
 FEWER_QUERIES = r"(fewer|less) quer\w+(?! heads? (share|per))|quer\w+( vectors)? (are|get) (\w+ )?(stored|cached|kept)"
 POINTS = {
     "several-heads": (
         Point(
             "each head has weights of its own, so a token attends in several ways at once",
             (
-                r"heads?\b|distribution|specialist",
+                r"heads?\b|distribution|specialist|"
+                r"\b(several|multiple|many)( of them)? (let|allow|enable|can|give|attend|look|focus|learn)",
                 r"\b(own|different(ly)?|separate|distinct|several|multiple|many|eight|8|each|instead of)\b",
                 r"weights|matri|projection|pattern|thing|relation|subspace|distribution|\bways\b|aspect|of them|"
                 r"place|position|simultaneous|at once|at the same time|speciali[sz]e",
@@ -403,6 +419,7 @@ POINTS = {
             unless=r"\b(project\w*|scores?|products?|linear layers?) (take|need|cost|are|require)",
             total=4_294_967_296,
             exact=False,
+            if_half="Yours is right if a multiply-add counts as one",
             parts=(2_147_483_648, 1_073_741_824, 536_870_912, 262_144, 1_048_576, 1_024),
         ),
         Point(
@@ -512,7 +529,7 @@ POINTS = {
         Point(
             "a new token costs O(T) instead of O(T²)",
             (
-                r"O\((T|n)\)|linear|one row|reprocess|recomput|instead of|from scratch|again and again|only the new",
+                WORK_GROWS + r"|one row|reprocess|recomput|instead of|from scratch|again and again|only the new",
                 r"token|step|prefix|row|quadratic|T²|n²",
             ),
             unless=r"O\((T²|T\^2|n²|n\^2)\) with|constant time|still quadratic|linear to quadratic",
@@ -543,7 +560,7 @@ POINTS = {
         Point(
             "after the softmax, rows no longer sum to 1",
             (
-                r"\bsum|add up|normali[sz]|share|mass|total",
+                r"\bsum|add up|normali[sz]|share|mass|total|denominator",
                 r"no longer|not|n't|break|lose|lost|already|less than|below|destroy|wrong|violat",
             ),
             unless=r"still sums? to (one|1)\.?$|same thing",

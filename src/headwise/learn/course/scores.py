@@ -145,7 +145,7 @@ ONE_HEAD = Exercise(
             """One attention head, without scale and mask; exercises 3 and 4 add those."""
 
             def __init__(self, d_model: int, d_head: int) -> None:
-                """Make three projections from d_model to d_head, without bias: for queries, keys and values."""
+                """Make three projections from d_model to d_head: for queries, keys and values."""
                 super().__init__()
                 $three_layers
 
@@ -221,7 +221,7 @@ SCALE = Exercise(
         def spread(width: int) -> float:
             """Measure it: the standard deviation of at least 10,000 dot products of random vectors (torch.randn).
 
-            Each of the two vectors has `width` numbers. Return a float.
+            Each of the two vectors has `width` numbers. Return a number.
             """
             first, second = torch.randn(2, 20_000, width)
             return float((first * second).sum(-1).std())

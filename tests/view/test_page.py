@@ -1,5 +1,6 @@
 """The page in a real browser: it draws, answers, and lets no token act."""
 
+import csv
 import re
 import time
 from pathlib import Path
@@ -671,6 +672,25 @@ def test_a_saved_drawing_has_a_title_words_and_a_legend(open_page, short, result
     assert any("weight" in word for word in words)
     assert any(word.startswith("captain") for word in words) == (name != "atlas")
     assert "<image" in drawing
+
+
+@pytest.mark.parametrize("name", ["atlas", "words", "table"])
+def test_weights_are_saved_from_a_view_without_a_map(open_page, short, result, name):
+    page = open_page(short, f"#view={name}")
+    page.get_by_text("Save", exact=True).click()
+    with page.expect_download() as download:
+        page.get_by_text("Weights in the window (CSV)").click()
+    with open(download.value.path(), encoding="utf-8", newline="") as file:
+        _, *rows = csv.reader(file)
+    size = len(result.tokens)
+    assert len(rows) == size * (size + 1) // 2
+
+
+@pytest.mark.parametrize("wanted", ["the sea", "ptain lo", "captain", "a ship"])
+def test_a_search_finds_words_of_several_tokens(open_page, short, wanted):
+    page = open_page(short)
+    page.locator(".find").fill(wanted)
+    assert page.locator(".found").inner_text() == f"{TEXT.lower().count(wanted)} found"
 
 
 # Without a browser.

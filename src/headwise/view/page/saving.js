@@ -28,8 +28,11 @@ class Saving {
   }
 
   get name() {
-    const one = this.view === "map" || this.view === "words";
-    return one ? `head-${this.app.store.get("head").replace("*", "all").replace(":", "-")}` : "heads";
+    return this.view === "map" || this.view === "words" ? this.headName : "heads";
+  }
+
+  get headName() {
+    return `head-${this.app.store.get("head").replaceAll("*", "all").replace(":", "-")}`;
   }
 
   // What is drawn between the title and the legend: its size, how to draw it, its color scale and what that shows.
@@ -150,11 +153,12 @@ class Saving {
     download("heads.csv", csv(rows), "text/csv");
   }
 
-  // The known weights in the window.
+  // The known weights in the window; where there is no map, in all of it.
   async weights() {
-    const { view } = this.app.stage;
     const subject = this.app.subject();
     const { manifest } = this.app.side;
+    const { T, S } = manifest;
+    const view = this.view === "map" ? this.app.stage.view : { T, S, x: 0, y: 0, width: S, height: T, scale: 1 };
     const keys = manifest.keys || manifest.tokens;
     const [bottom, right] = [Math.min(view.T, Math.ceil(view.y + view.height / view.scale)), Math.min(view.S, Math.ceil(view.x + view.width / view.scale))];
     const rows = [["query", "query token", "key", "key token", MEASURES[this.app.measure].unit]];
@@ -163,7 +167,7 @@ class Saving {
       if (!row) break;
       row.keys.forEach((key, i) => key >= Math.floor(view.x) && key < right && rows.push([query, manifest.tokens[query], key, keys[key], row.weights[i]]));
     }
-    download(`${this.name}-weights.csv`, csv(rows), "text/csv");
+    download(`${this.headName}-weights.csv`, csv(rows), "text/csv");
   }
 
   json() {

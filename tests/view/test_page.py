@@ -680,7 +680,7 @@ def test_weights_are_saved_from_a_view_without_a_map(open_page, short, result, n
     page.get_by_text("Save", exact=True).click()
     with page.expect_download() as download:
         page.get_by_text("Weights in the window (CSV)").click()
-    with open(download.value.path(), encoding="utf-8", newline="") as file:
+    with Path(download.value.path()).open(encoding="utf-8", newline="") as file:
         _, *rows = csv.reader(file)
     size = len(result.tokens)
     assert len(rows) == size * (size + 1) // 2
@@ -691,6 +691,17 @@ def test_a_search_finds_words_of_several_tokens(open_page, short, wanted):
     page = open_page(short)
     page.locator(".find").fill(wanted)
     assert page.locator(".found").inner_text() == f"{TEXT.lower().count(wanted)} found"
+
+
+def test_a_number_that_no_word_can_have_is_a_dash_and_empty_in_the_file(open_page, tmp_path):
+    page = open_page(view(load_builtin(), "The captain looked").save(tmp_path / "heads.html"), "#view=table")
+    names = page.locator(".table th").all_inner_texts()
+    assert page.locator(".table tbody tr").first.locator("td, th").nth(names.index("second sink")).inner_text() == "–"
+    page.get_by_text("Save", exact=True).click()
+    with page.expect_download() as download:
+        page.get_by_text("All heads (CSV)").click()
+    with Path(download.value.path()).open(encoding="utf-8", newline="") as file:
+        assert {row["second_sink"] for row in csv.DictReader(file)} == {""}
 
 
 # Without a browser.

@@ -8,7 +8,7 @@ function download(name, content, type) {
 }
 
 const quoted = (value) => {
-  const text = String(value);
+  const text = String(value ?? "");
   // A spreadsheet would run a cell that begins like a formula.
   const safe = /^[=+\-@\t\r]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text;
   return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;

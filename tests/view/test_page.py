@@ -667,6 +667,7 @@ def test_a_saved_drawing_has_a_title_words_and_a_legend(open_page, short, result
         page.locator(".menu-list button", has_text="SVG").click()
     drawing = Path(download.value.path()).read_text(encoding="utf-8")
     assert result.heading in drawing
+    assert name != "atlas" or re.search(r'textLength="880"[^>]*>7 layers', drawing)  # narrow enough for the page
     words = re.findall(r"<text[^>]*>([^<]*)</text>", drawing)
     assert {"0", "0.25", "1"} <= set(words)
     assert any("weight" in word for word in words)
@@ -702,6 +703,24 @@ def test_a_number_that_no_word_can_have_is_a_dash_and_empty_in_the_file(open_pag
         page.get_by_text("All heads (CSV)").click()
     with Path(download.value.path()).open(encoding="utf-8", newline="") as file:
         assert {row["second_sink"] for row in csv.DictReader(file)} == {""}
+
+
+def test_saved_heads_are_as_faint_and_named_as_on_the_screen(open_page, short):
+    page = open_page(short)
+    until(page, RESTING)
+    shares = page.evaluate(
+        """(() => {
+            const { saving, atlas } = document.getElementById('headwise').headwise;
+            const drawn = [], words = [];
+            const context = { drawImage: (canvas) => drawn.push([canvas.className, context.globalAlpha]),
+                fillText: (text) => words.push(text), strokeRect: () => {} };
+            saving.atlas(context);
+            return { drawn, words, opacity: getComputedStyle(atlas.body.querySelector('canvas.faint')).opacity };
+        })()"""
+    )
+    assert {name for name, _ in shares["drawn"]} == {"faint", ""}
+    assert all(alpha == (float(shares["opacity"]) if name else 1) for name, alpha in shares["drawn"])
+    assert "sink + broad" in shares["words"]
 
 
 # Without a browser.

@@ -16,6 +16,7 @@ const quoted = (value) => {
 
 const csv = (rows) => rows.map((row) => row.map(quoted).join(",")).join("\n") + "\n";
 
+const FAINT = 0.45; // as in page.css
 const HEADING = 52; // pixels above a saved picture, for its title
 
 class Saving {
@@ -111,13 +112,16 @@ class Saving {
     for (const [place, cell] of this.app.atlas.cells) {
       const [l, h] = place.split(".").map(Number);
       const [x, y] = [20 + h * 108, 8 + l * step];
-      context.drawImage(cell.querySelector("canvas"), x, y, size, size);
+      const canvas = cell.querySelector("canvas");
+      context.globalAlpha = canvas.classList.contains("faint") ? FAINT : 1;
+      context.drawImage(canvas, x, y, size, size);
+      context.globalAlpha = 1;
       context.strokeStyle = colors.line;
       context.strokeRect(x - 0.5, y - 0.5, size + 1, size + 1);
       context.fillStyle = colors.ink;
       context.fillText(`${l}.${manifest.layers[l].heads[h].head}`, x, y + size + 13);
       context.fillStyle = colors.soft;
-      context.fillText(wordOf(traitName(manifest.layers[l].heads[h]), 16), x, y + size + 26);
+      context.fillText(traitName(manifest.layers[l].heads[h]), x, y + size + 26, 104);
     }
   }
 
@@ -183,7 +187,7 @@ class Recorder {
     const { words } = this;
     this.context = new Proxy(context, {
       get(target, name) {
-        if (name === "fillText") return (text, x, y) => words.push({ text, x, y, at: target.getTransform(), font: target.font, fill: target.fillStyle, align: target.textAlign, base: target.textBaseline });
+        if (name === "fillText") return (text, x, y, most) => words.push({ text, x, y, long: target.measureText(text).width > most ? most : null, at: target.getTransform(), font: target.font, fill: target.fillStyle, align: target.textAlign, base: target.textBaseline });
         const value = target[name];
         return typeof value === "function" ? value.bind(target) : value;
       },
@@ -199,9 +203,9 @@ class Recorder {
     const ratio = window.devicePixelRatio || 1;
     this.add("image", { width: this.map.width, height: this.map.height, href: this.canvas.toDataURL() });
     const [anchors, lines] = [{ left: "start", right: "end", center: "middle" }, { top: "hanging", middle: "central", bottom: "text-after-edge" }];
-    for (const { text, x, y, at, font, fill: color, align, base } of this.words) {
+    for (const { text, x, y, long, at, font, fill: color, align, base } of this.words) {
       const place = [at.a, at.b, at.c, at.d, at.e, at.f].map((n) => Number((n / ratio).toFixed(4))).join(" ");
-      this.add("text", { transform: `matrix(${place})`, x, y, "font-size": /[\d.]+px/.exec(font)[0], "font-weight": /^\d+ /.test(font) ? font.split(" ")[0] : "400", "font-family": font.slice(font.indexOf("px") + 3), fill: color, "text-anchor": anchors[align] || "start", "dominant-baseline": lines[base] || "auto" }, text);
+      this.add("text", { transform: `matrix(${place})`, x, y, "font-size": /[\d.]+px/.exec(font)[0], "font-weight": /^\d+ /.test(font) ? font.split(" ")[0] : "400", "font-family": font.slice(font.indexOf("px") + 3), fill: color, "text-anchor": anchors[align] || "start", "dominant-baseline": lines[base] || "auto", ...(long && { textLength: long, lengthAdjust: "spacingAndGlyphs" }) }, text);
     }
   }
 }

@@ -110,6 +110,28 @@ def test_hovering_over_a_long_map_of_contributions_gives_no_weight(opened, resul
     assert found["weight"] is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"), [("peak", "largest attention weight of 4 × 4"), ("uniform", "uniform attention")]
+)
+def test_the_number_of_a_pixel_is_of_the_kind_that_is_drawn(opened, saved, kind, said):
+    page = opened(saved, "view=map")
+    drawn, pixel = page.evaluate(
+        f"""(async () => {{
+            const source = {APP}.data.source({APP}.subject());
+            const [layer, head] = {list(HEAD)}, level = source.depth(layer, head, '{kind}');
+            const {{ values, cols, span }} = await source.picture(layer, head, level, '{kind}');
+            const at = Math.floor({WORD} / span) * cols + Math.floor({WORD - 1} / span);
+            return [values[at], await source.pixel(layer, head, {WORD}, {WORD - 1}, '{kind}')];
+        }})()"""
+    )
+    assert pixel["sum"] == drawn
+    told = page.evaluate(
+        f"{APP}.stage.figures({{ weight: null, sum: 1.25, span: 4, kind: '{kind}', error: 0 }}).innerText"
+    )
+    assert said in told
+    assert ("1.25×" in told) == (kind == "uniform")
+
+
 def test_the_heads_of_a_word_are_ranked_by_its_own_weights(opened, result, saved):
     page = opened(saved, f"word={WORD}")
     page.locator(".ranked li").first.wait_for()

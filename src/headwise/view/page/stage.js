@@ -243,7 +243,7 @@ class Stage {
       fill(this.info, el("span", { class: "soft", text: "Point at the map. Zoom with the wheel, a pinch, or + and −. Move by dragging or with the arrow keys." }));
       return;
     }
-    const [found, other] = await tracked(Promise.all([app.data.cell(drawn, cell.query, cell.key), than && this.sameSize(this.minus) ? app.data.cell(than, cell.query, cell.key) : null]));
+    const [found, other] = await tracked(Promise.all([app.data.cell(drawn, cell.query, cell.key, app.kind), than && this.sameSize(this.minus) ? app.data.cell(than, cell.query, cell.key, app.kind) : null]));
     if (app.kind === "rest") await Promise.all([[found, drawn], [other, than]].map(([one, subject]) => this.leaveOut(one, subject, cell)));
     if (turn !== this.turn) return;
     fill(this.info, el("p", {}, ...this.words(cell, manifest, found?.hidden)), this.figures(found, other), ...this.context(cell, manifest));
@@ -268,7 +268,7 @@ class Stage {
   figures(found, other) {
     const figure = (text, name) => el("span", { class: "fact" }, el("b", { text }), el("span", { class: "soft", text: ` ${name}` }));
     if (!found) return el("span", { class: "facts" }, el("span", { class: "soft", text: "This file has no single numbers here, only the picture." }));
-    if (found.span) return el("span", { class: "facts" }, figure(shareText(found.sum, this.app.measure, found.error), `${MEASURES[this.app.measure].unit}, for ${count(found.span)} tokens together: summed over their keys, averaged over their queries. This file has no single numbers here.`));
+    if (found.span) return el("span", { class: "facts" }, figure(found.kind === "uniform" ? timesText(found.sum, found.error) : shareText(found.sum, this.app.measure, found.error), `${this.pooled(found)}. This file has no single numbers here.`));
     if (found.hidden) return el("span", { class: "facts" }, el("span", { class: "soft", text: "hidden by the mask, so the weight is 0" }));
     if (found.weight === null) return el("span", { class: "facts" }, figure(`≤ ${weightText(found.below)}`, "not among the 8 largest of its row; only those are in the file"));
     const { measure, kind } = this.app;
@@ -283,6 +283,14 @@ class Stage {
     }
     const made = el("span", { class: "facts", "data-weight": found.weight, "data-logit": found.logit }, ...facts);
     return made;
+  }
+
+  // What the number of a pixel is.
+  pooled({ kind, span }) {
+    const { unit } = MEASURES[this.app.measure];
+    if (kind === "peak") return `largest ${unit} of ${count(span)} × ${count(span)}`;
+    if (kind === "uniform") return `uniform attention, averaged over ${count(span)} tokens together`;
+    return `${unit}${kind === "rest" ? " without the first token" : ""}, for ${count(span)} tokens together: summed over their keys, averaged over their queries`;
   }
 
   context(cell, manifest) {

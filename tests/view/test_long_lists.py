@@ -149,3 +149,16 @@ def test_a_ranking_from_pictures_says_how_many_tokens_it_averages(opened, result
     page = opened(result.save(tmp_path / "heads.html"), f"word={WORD}")
     page.locator(".ranked", has_text="averages over tokens").wait_for()
     assert "tokens" in page.locator(".ranked li").first.inner_text()
+
+
+def test_the_bars_of_a_long_map_say_how_many_tokens_each_covers(opened, saved):
+    page = opened(saved, "view=map")
+    page.locator(".edges", has_text="Each bar covers 2 tokens").wait_for()
+
+
+def test_a_weight_stored_as_nought_has_no_rank_of_its_own(opened, saved):
+    page = opened(saved, "view=map")
+    told = page.evaluate(
+        f"[0, 0.5].map((weight) => {APP}.stage.rank({{ weight, error: 1e-5, rank: 57, visible: 372 }})[0].innerText)"
+    )
+    assert told == ["below #56 of 372 in its row", "≈ #57 of 372 in its row"]

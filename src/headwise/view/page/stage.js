@@ -274,7 +274,7 @@ class Stage {
     const { measure, kind } = this.app;
     const rest = kind === "rest" && found.rest !== undefined ? [figure(shareText(found.rest, measure, found.restError), "without the first token, as drawn")] : [];
     const plain = [figure(weightText(found.weight, found.error), kind === "rest" ? "weight, where all tokens count" : "weight"), figure(timesText(found.weight * found.visible, (found.error || 0) * found.visible), "uniform attention")];
-    const facts = measure === "weights" ? [...rest, ...(kind === "uniform" ? plain.reverse() : plain), figure(`${found.error ? "≈ " : ""}#${count(found.rank)}`, `of ${count(found.visible)} in its row`)] : [...rest, figure(shareText(found.weight, measure, found.error), MEASURES[measure].short), ...((found.plain ?? null) === null ? [] : [figure(weightText(found.plain, found.plainError), "weight")])];
+    const facts = measure === "weights" ? [...rest, ...(kind === "uniform" ? plain.reverse() : plain), ...this.rank(found)] : [...rest, figure(shareText(found.weight, measure, found.error), MEASURES[measure].short), ...((found.plain ?? null) === null ? [] : [figure(weightText(found.plain, found.plainError), "weight")])];
     if (Number.isFinite(found.logit)) facts.push(figure(minusSign(found.logit.toFixed(2)), "logit"));
     if (other && other.weight !== null) {
       const drawn = rest.length && other.rest !== undefined;
@@ -283,6 +283,12 @@ class Stage {
     }
     const made = el("span", { class: "facts", "data-weight": found.weight, "data-logit": found.logit }, ...facts);
     return made;
+  }
+
+  // Stored weights that are all 0 have no order.
+  rank({ weight, error, rank, visible }) {
+    if (error && !weight) return rank > 1 ? [el("span", { class: "soft", text: `below #${count(rank - 1)} of ${count(visible)} in its row` })] : [];
+    return [el("span", { class: "fact" }, el("b", { text: `${error ? "≈ " : ""}#${count(rank)}` }), el("span", { class: "soft", text: ` of ${count(visible)} in its row` }))];
   }
 
   // What the number of a pixel is.
@@ -315,7 +321,9 @@ class Stage {
   bars(pair) {
     if (pair || this.app.measure !== "weights") return null;
     const all = this.app.kind === "rest" ? " They include the first token." : "";
-    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats${this.app.side.manifest.keys ? "" : " and mean distance in tokens"} of each query. A full bar is the number after ≤: the largest there is or, for entropy, the largest possible.${all}` });
+    const { bin } = this.app.side.manifest;
+    const binned = bin > 1 ? ` Each bar covers ${count(bin)} tokens: what they received together, and their mean entropy and distance.` : "";
+    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats${this.app.side.manifest.keys ? "" : " and mean distance in tokens"} of each query. A full bar is the number after ≤: the largest there is or, for entropy, the largest possible.${binned}${all}` });
   }
 
   // Where the pictures of the file end, how to go on.

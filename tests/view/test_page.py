@@ -723,6 +723,16 @@ def test_saved_heads_are_as_faint_and_named_as_on_the_screen(open_page, short):
     assert "sink + broad" in shares["words"]
 
 
+def test_escape_lets_go_of_a_kept_word(open_page, short):
+    page = open_page(short)
+    page.locator('.word[data-i="3"]').click()
+    page.mouse.move(1190, 850)
+    page.get_by_text("kept; click it again").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_text("Point at a word to see").wait_for()
+    assert page.locator(".word.here").count() == 0
+
+
 # Without a browser.
 
 

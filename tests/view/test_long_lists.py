@@ -110,6 +110,28 @@ def test_hovering_over_a_long_map_of_contributions_gives_no_weight(opened, resul
     assert found["weight"] is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"), [("peak", "largest attention weight of 4 × 4"), ("uniform", "uniform attention")]
+)
+def test_the_number_of_a_pixel_is_of_the_kind_that_is_drawn(opened, saved, kind, said):
+    page = opened(saved, "view=map")
+    drawn, pixel = page.evaluate(
+        f"""(async () => {{
+            const source = {APP}.data.source({APP}.subject());
+            const [layer, head] = {list(HEAD)}, level = source.depth(layer, head, '{kind}');
+            const {{ values, cols, span }} = await source.picture(layer, head, level, '{kind}');
+            const at = Math.floor({WORD} / span) * cols + Math.floor({WORD - 1} / span);
+            return [values[at], await source.pixel(layer, head, {WORD}, {WORD - 1}, '{kind}')];
+        }})()"""
+    )
+    assert pixel["sum"] == drawn
+    told = page.evaluate(
+        f"{APP}.stage.figures({{ weight: null, sum: 1.25, span: 4, kind: '{kind}', error: 0 }}).innerText"
+    )
+    assert said in told
+    assert ("1.25×" in told) == (kind == "uniform")
+
+
 def test_the_heads_of_a_word_are_ranked_by_its_own_weights(opened, result, saved):
     page = opened(saved, f"word={WORD}")
     page.locator(".ranked li").first.wait_for()
@@ -127,3 +149,16 @@ def test_a_ranking_from_pictures_says_how_many_tokens_it_averages(opened, result
     page = opened(result.save(tmp_path / "heads.html"), f"word={WORD}")
     page.locator(".ranked", has_text="averages over tokens").wait_for()
     assert "tokens" in page.locator(".ranked li").first.inner_text()
+
+
+def test_the_bars_of_a_long_map_say_how_many_tokens_each_covers(opened, saved):
+    page = opened(saved, "view=map")
+    page.locator(".edges", has_text="Each bar covers 2 tokens").wait_for()
+
+
+def test_a_weight_stored_as_nought_has_no_rank_of_its_own(opened, saved):
+    page = opened(saved, "view=map")
+    told = page.evaluate(
+        f"[0, 0.5].map((weight) => {APP}.stage.rank({{ weight, error: 1e-5, rank: 57, visible: 372 }})[0].innerText)"
+    )
+    assert told == ["below #56 of 372 in its row", "≈ #57 of 372 in its row"]

@@ -1,5 +1,6 @@
 """The page in a real browser: it draws, answers, and lets no token act."""
 
+import csv
 import re
 import time
 from pathlib import Path
@@ -666,11 +667,70 @@ def test_a_saved_drawing_has_a_title_words_and_a_legend(open_page, short, result
         page.locator(".menu-list button", has_text="SVG").click()
     drawing = Path(download.value.path()).read_text(encoding="utf-8")
     assert result.heading in drawing
+    assert name != "atlas" or re.search(r'textLength="880"[^>]*>7 layers', drawing)  # narrow enough for the page
     words = re.findall(r"<text[^>]*>([^<]*)</text>", drawing)
     assert {"0", "0.25", "1"} <= set(words)
     assert any("weight" in word for word in words)
     assert any(word.startswith("captain") for word in words) == (name != "atlas")
     assert "<image" in drawing
+
+
+@pytest.mark.parametrize("name", ["atlas", "words", "table"])
+def test_weights_are_saved_from_a_view_without_a_map(open_page, short, result, name):
+    page = open_page(short, f"#view={name}")
+    page.get_by_text("Save", exact=True).click()
+    with page.expect_download() as download:
+        page.get_by_text("Weights in the window (CSV)").click()
+    with Path(download.value.path()).open(encoding="utf-8", newline="") as file:
+        _, *rows = csv.reader(file)
+    size = len(result.tokens)
+    assert len(rows) == size * (size + 1) // 2
+
+
+@pytest.mark.parametrize("wanted", ["the sea", "ptain lo", "captain", "a ship"])
+def test_a_search_finds_words_of_several_tokens(open_page, short, wanted):
+    page = open_page(short)
+    page.locator(".find").fill(wanted)
+    assert page.locator(".found").inner_text() == f"{TEXT.lower().count(wanted)} found"
+
+
+def test_a_number_that_no_word_can_have_is_a_dash_and_empty_in_the_file(open_page, tmp_path):
+    page = open_page(view(load_builtin(), "The captain looked").save(tmp_path / "heads.html"), "#view=table")
+    names = page.locator(".table th").all_inner_texts()
+    assert page.locator(".table tbody tr").first.locator("td, th").nth(names.index("second sink")).inner_text() == "–"
+    page.get_by_text("Save", exact=True).click()
+    with page.expect_download() as download:
+        page.get_by_text("All heads (CSV)").click()
+    with Path(download.value.path()).open(encoding="utf-8", newline="") as file:
+        assert {row["second_sink"] for row in csv.DictReader(file)} == {""}
+
+
+def test_saved_heads_are_as_faint_and_named_as_on_the_screen(open_page, short):
+    page = open_page(short)
+    until(page, RESTING)
+    shares = page.evaluate(
+        """(() => {
+            const { saving, atlas } = document.getElementById('headwise').headwise;
+            const drawn = [], words = [];
+            const context = { drawImage: (canvas) => drawn.push([canvas.className, context.globalAlpha]),
+                fillText: (text) => words.push(text), strokeRect: () => {} };
+            saving.atlas(context);
+            return { drawn, words, opacity: getComputedStyle(atlas.body.querySelector('canvas.faint')).opacity };
+        })()"""
+    )
+    assert {name for name, _ in shares["drawn"]} == {"faint", ""}
+    assert all(alpha == (float(shares["opacity"]) if name else 1) for name, alpha in shares["drawn"])
+    assert "sink + broad" in shares["words"]
+
+
+def test_escape_lets_go_of_a_kept_word(open_page, short):
+    page = open_page(short)
+    page.locator('.word[data-i="3"]').click()
+    page.mouse.move(1190, 850)
+    page.get_by_text("kept; click it again").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_text("Point at a word to see").wait_for()
+    assert page.locator(".word.here").count() == 0
 
 
 # Without a browser.

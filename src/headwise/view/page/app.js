@@ -391,8 +391,9 @@ class App {
   }
 
   escape() {
-    if (this.locked() !== null) this.lock(null);
-    else this.store.set({ view: "atlas" });
+    if (this.locked() === null) return this.store.set({ view: "atlas" });
+    this.lock(null);
+    return this.pointAt(null);
   }
 
   flip() {

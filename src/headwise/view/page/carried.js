@@ -115,8 +115,8 @@ class CarriedSource extends EmbeddedSource {
     return []; // those of the page are weights
   }
 
-  async cell(layer, head, query, key) {
-    const [found, plain] = await Promise.all([super.cell(layer, head, query, key), this.plain.cell(layer, head, query, key)]);
+  async cell(layer, head, query, key, kind) {
+    const [found, plain] = await Promise.all([super.cell(layer, head, query, key, kind), this.plain.cell(layer, head, query, key)]);
     return found && { ...found, logit: null, plain: plain?.weight ?? null, plainError: plain?.error || 0 };
   }
 }

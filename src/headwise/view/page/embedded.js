@@ -132,12 +132,12 @@ class EmbeddedSource {
   }
 
   // The pixel of the finest picture that covers a pair.
-  async pixel(layer, head, query, key) {
-    const level = this.depth(layer, head, "mass");
+  async pixel(layer, head, query, key, kind) {
+    const level = this.depth(layer, head, kind);
     if (level === NONE) return null;
-    const { values, cols, span } = await this.picture(layer, head, level, "mass");
+    const { values, cols, span } = await this.picture(layer, head, level, kind);
     const sum = values[Math.floor(query / span) * cols + Math.floor(key / span)];
-    return { weight: null, sum, span, error: this.sections.error(this.pictureName(layer, head, "mass"))(sum) };
+    return { weight: null, sum, span, kind, error: this.sections.error(this.pictureName(layer, head, kind))(sum) };
   }
 
   // For one query, what each head attends to most besides the first token: place, key, weight; the strongest first.
@@ -190,11 +190,11 @@ class EmbeddedSource {
     return { queries: found.map((x) => x[0]), weights: found.map((x) => x[1]), errors: found.map(([query, weight]) => error(query, key, weight)), whole: Boolean(dense) };
   }
 
-  async cell(layer, head, query, key) {
+  async cell(layer, head, query, key, kind = "mass") {
     const reach = await this.reach(layer, head);
     const visible = reach.count(query);
     const row = await this.row(layer, head, query);
-    if (!row || row.span) return reach.sees(query, key, 1) ? this.pixel(layer, head, query, key) : { weight: 0, logit: -Infinity, rank: null, visible, hidden: true };
+    if (!row || row.span) return reach.sees(query, key, 1) ? this.pixel(layer, head, query, key, kind) : { weight: 0, logit: -Infinity, rank: null, visible, hidden: true };
     const place = row.keys.indexOf(key);
     if (place < 0 && (row.whole || !reach.sees(query, key, 1))) return { weight: 0, logit: -Infinity, rank: null, visible, hidden: true };
     if (place < 0) return { weight: null, below: row.weights.at(-1), visible };

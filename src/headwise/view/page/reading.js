@@ -241,11 +241,25 @@ class Reading {
     this.reveal(i);
   }
 
+  // The text is searched as it reads, whatever tokens it is made of; what is found is each first word with those after it.
   search() {
     const wanted = this.find.value.trim().toLowerCase();
-    for (const word of this.matches || []) word.classList.remove("match");
-    this.matches = wanted ? [...new Set(this.words)].filter((word) => word.textContent.toLowerCase().includes(wanted)) : [];
-    for (const word of this.matches) word.classList.add("match");
+    const words = [...new Set(this.words)];
+    for (const word of words) word.classList.remove("match");
+    const gap = this.text.classList.contains("spaced") ? " " : "";
+    let text = "";
+    const starts = words.map((word) => {
+      const from = text.length;
+      text += word.textContent.toLowerCase() + gap;
+      return from;
+    });
+    this.matches = [];
+    let i = 0;
+    for (let at = wanted ? text.indexOf(wanted) : -1; at >= 0; at = text.indexOf(wanted, at + wanted.length)) {
+      while (starts[i + 1] <= at) i++;
+      if (this.matches.at(-1) !== words[i]) this.matches.push(words[i]);
+      for (let k = i; starts[k] < at + wanted.length; k++) words[k].classList.add("match");
+    }
     this.place = -1;
     this.found.textContent = wanted ? `${count(this.matches.length)} found` : "";
   }

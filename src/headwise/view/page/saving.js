@@ -8,7 +8,7 @@ function download(name, content, type) {
 }
 
 const quoted = (value) => {
-  const text = String(value);
+  const text = String(value ?? "");
   // A spreadsheet would run a cell that begins like a formula.
   const safe = /^[=+\-@\t\r]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text;
   return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
@@ -16,6 +16,7 @@ const quoted = (value) => {
 
 const csv = (rows) => rows.map((row) => row.map(quoted).join(",")).join("\n") + "\n";
 
+const FAINT = 0.45; // as in page.css
 const HEADING = 52; // pixels above a saved picture, for its title
 
 class Saving {
@@ -28,8 +29,11 @@ class Saving {
   }
 
   get name() {
-    const one = this.view === "map" || this.view === "words";
-    return one ? `head-${this.app.store.get("head").replace("*", "all").replace(":", "-")}` : "heads";
+    return this.view === "map" || this.view === "words" ? this.headName : "heads";
+  }
+
+  get headName() {
+    return `head-${this.app.store.get("head").replaceAll("*", "all").replace(":", "-")}`;
   }
 
   // What is drawn between the title and the legend: its size, how to draw it, its color scale and what that shows.
@@ -108,13 +112,16 @@ class Saving {
     for (const [place, cell] of this.app.atlas.cells) {
       const [l, h] = place.split(".").map(Number);
       const [x, y] = [20 + h * 108, 8 + l * step];
-      context.drawImage(cell.querySelector("canvas"), x, y, size, size);
+      const canvas = cell.querySelector("canvas");
+      context.globalAlpha = canvas.classList.contains("faint") ? FAINT : 1;
+      context.drawImage(canvas, x, y, size, size);
+      context.globalAlpha = 1;
       context.strokeStyle = colors.line;
       context.strokeRect(x - 0.5, y - 0.5, size + 1, size + 1);
       context.fillStyle = colors.ink;
       context.fillText(`${l}.${manifest.layers[l].heads[h].head}`, x, y + size + 13);
       context.fillStyle = colors.soft;
-      context.fillText(wordOf(traitName(manifest.layers[l].heads[h]), 16), x, y + size + 26);
+      context.fillText(traitName(manifest.layers[l].heads[h]), x, y + size + 26, 104);
     }
   }
 
@@ -150,11 +157,12 @@ class Saving {
     download("heads.csv", csv(rows), "text/csv");
   }
 
-  // The known weights in the window.
+  // The known weights in the window; where there is no map, in all of it.
   async weights() {
-    const { view } = this.app.stage;
     const subject = this.app.subject();
     const { manifest } = this.app.side;
+    const { T, S } = manifest;
+    const view = this.view === "map" ? this.app.stage.view : { T, S, x: 0, y: 0, width: S, height: T, scale: 1 };
     const keys = manifest.keys || manifest.tokens;
     const [bottom, right] = [Math.min(view.T, Math.ceil(view.y + view.height / view.scale)), Math.min(view.S, Math.ceil(view.x + view.width / view.scale))];
     const rows = [["query", "query token", "key", "key token", MEASURES[this.app.measure].unit]];
@@ -163,7 +171,7 @@ class Saving {
       if (!row) break;
       row.keys.forEach((key, i) => key >= Math.floor(view.x) && key < right && rows.push([query, manifest.tokens[query], key, keys[key], row.weights[i]]));
     }
-    download(`${this.name}-weights.csv`, csv(rows), "text/csv");
+    download(`${this.headName}-weights.csv`, csv(rows), "text/csv");
   }
 
   json() {
@@ -179,7 +187,7 @@ class Recorder {
     const { words } = this;
     this.context = new Proxy(context, {
       get(target, name) {
-        if (name === "fillText") return (text, x, y) => words.push({ text, x, y, at: target.getTransform(), font: target.font, fill: target.fillStyle, align: target.textAlign, base: target.textBaseline });
+        if (name === "fillText") return (text, x, y, most) => words.push({ text, x, y, long: target.measureText(text).width > most ? most : null, at: target.getTransform(), font: target.font, fill: target.fillStyle, align: target.textAlign, base: target.textBaseline });
         const value = target[name];
         return typeof value === "function" ? value.bind(target) : value;
       },
@@ -195,9 +203,9 @@ class Recorder {
     const ratio = window.devicePixelRatio || 1;
     this.add("image", { width: this.map.width, height: this.map.height, href: this.canvas.toDataURL() });
     const [anchors, lines] = [{ left: "start", right: "end", center: "middle" }, { top: "hanging", middle: "central", bottom: "text-after-edge" }];
-    for (const { text, x, y, at, font, fill: color, align, base } of this.words) {
+    for (const { text, x, y, long, at, font, fill: color, align, base } of this.words) {
       const place = [at.a, at.b, at.c, at.d, at.e, at.f].map((n) => Number((n / ratio).toFixed(4))).join(" ");
-      this.add("text", { transform: `matrix(${place})`, x, y, "font-size": /[\d.]+px/.exec(font)[0], "font-weight": /^\d+ /.test(font) ? font.split(" ")[0] : "400", "font-family": font.slice(font.indexOf("px") + 3), fill: color, "text-anchor": anchors[align] || "start", "dominant-baseline": lines[base] || "auto" }, text);
+      this.add("text", { transform: `matrix(${place})`, x, y, "font-size": /[\d.]+px/.exec(font)[0], "font-weight": /^\d+ /.test(font) ? font.split(" ")[0] : "400", "font-family": font.slice(font.indexOf("px") + 3), fill: color, "text-anchor": anchors[align] || "start", "dominant-baseline": lines[base] || "auto", ...(long && { textLength: long, lengthAdjust: "spacingAndGlyphs" }) }, text);
     }
   }
 }

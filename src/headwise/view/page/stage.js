@@ -243,7 +243,7 @@ class Stage {
       fill(this.info, el("span", { class: "soft", text: "Point at the map. Zoom with the wheel, a pinch, or + and −. Move by dragging or with the arrow keys." }));
       return;
     }
-    const [found, other] = await tracked(Promise.all([app.data.cell(drawn, cell.query, cell.key), than && this.sameSize(this.minus) ? app.data.cell(than, cell.query, cell.key) : null]));
+    const [found, other] = await tracked(Promise.all([app.data.cell(drawn, cell.query, cell.key, app.kind), than && this.sameSize(this.minus) ? app.data.cell(than, cell.query, cell.key, app.kind) : null]));
     if (app.kind === "rest") await Promise.all([[found, drawn], [other, than]].map(([one, subject]) => this.leaveOut(one, subject, cell)));
     if (turn !== this.turn) return;
     fill(this.info, el("p", {}, ...this.words(cell, manifest, found?.hidden)), this.figures(found, other), ...this.context(cell, manifest));
@@ -268,13 +268,13 @@ class Stage {
   figures(found, other) {
     const figure = (text, name) => el("span", { class: "fact" }, el("b", { text }), el("span", { class: "soft", text: ` ${name}` }));
     if (!found) return el("span", { class: "facts" }, el("span", { class: "soft", text: "This file has no single numbers here, only the picture." }));
-    if (found.span) return el("span", { class: "facts" }, figure(shareText(found.sum, this.app.measure, found.error), `${MEASURES[this.app.measure].unit}, for ${count(found.span)} tokens together: summed over their keys, averaged over their queries. This file has no single numbers here.`));
+    if (found.span) return el("span", { class: "facts" }, figure(found.kind === "uniform" ? timesText(found.sum, found.error) : shareText(found.sum, this.app.measure, found.error), `${this.pooled(found)}. This file has no single numbers here.`));
     if (found.hidden) return el("span", { class: "facts" }, el("span", { class: "soft", text: "hidden by the mask, so the weight is 0" }));
     if (found.weight === null) return el("span", { class: "facts" }, figure(`≤ ${weightText(found.below)}`, "not among the 8 largest of its row; only those are in the file"));
     const { measure, kind } = this.app;
     const rest = kind === "rest" && found.rest !== undefined ? [figure(shareText(found.rest, measure, found.restError), "without the first token, as drawn")] : [];
     const plain = [figure(weightText(found.weight, found.error), kind === "rest" ? "weight, where all tokens count" : "weight"), figure(timesText(found.weight * found.visible, (found.error || 0) * found.visible), "uniform attention")];
-    const facts = measure === "weights" ? [...rest, ...(kind === "uniform" ? plain.reverse() : plain), figure(`${found.error ? "≈ " : ""}#${count(found.rank)}`, `of ${count(found.visible)} in its row`)] : [...rest, figure(shareText(found.weight, measure, found.error), MEASURES[measure].short), ...((found.plain ?? null) === null ? [] : [figure(weightText(found.plain, found.plainError), "weight")])];
+    const facts = measure === "weights" ? [...rest, ...(kind === "uniform" ? plain.reverse() : plain), ...this.rank(found)] : [...rest, figure(shareText(found.weight, measure, found.error), MEASURES[measure].short), ...((found.plain ?? null) === null ? [] : [figure(weightText(found.plain, found.plainError), "weight")])];
     if (Number.isFinite(found.logit)) facts.push(figure(minusSign(found.logit.toFixed(2)), "logit"));
     if (other && other.weight !== null) {
       const drawn = rest.length && other.rest !== undefined;
@@ -283,6 +283,20 @@ class Stage {
     }
     const made = el("span", { class: "facts", "data-weight": found.weight, "data-logit": found.logit }, ...facts);
     return made;
+  }
+
+  // Stored weights that are all 0 have no order.
+  rank({ weight, error, rank, visible }) {
+    if (error && !weight) return rank > 1 ? [el("span", { class: "soft", text: `below #${count(rank - 1)} of ${count(visible)} in its row` })] : [];
+    return [el("span", { class: "fact" }, el("b", { text: `${error ? "≈ " : ""}#${count(rank)}` }), el("span", { class: "soft", text: ` of ${count(visible)} in its row` }))];
+  }
+
+  // What the number of a pixel is.
+  pooled({ kind, span }) {
+    const { unit } = MEASURES[this.app.measure];
+    if (kind === "peak") return `largest ${unit} of ${count(span)} × ${count(span)}`;
+    if (kind === "uniform") return `uniform attention, averaged over ${count(span)} tokens together`;
+    return `${unit}${kind === "rest" ? " without the first token" : ""}, for ${count(span)} tokens together: summed over their keys, averaged over their queries`;
   }
 
   context(cell, manifest) {
@@ -307,7 +321,9 @@ class Stage {
   bars(pair) {
     if (pair || this.app.measure !== "weights") return null;
     const all = this.app.kind === "rest" ? " They include the first token." : "";
-    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats${this.app.side.manifest.keys ? "" : " and mean distance in tokens"} of each query. A full bar is the number after ≤: the largest there is or, for entropy, the largest possible.${all}` });
+    const { bin } = this.app.side.manifest;
+    const binned = bin > 1 ? ` Each bar covers ${count(bin)} tokens: what they received together, and their mean entropy and distance.` : "";
+    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats${this.app.side.manifest.keys ? "" : " and mean distance in tokens"} of each query. A full bar is the number after ≤: the largest there is or, for entropy, the largest possible.${binned}${all}` });
   }
 
   // Where the pictures of the file end, how to go on.

@@ -135,10 +135,10 @@ class SubjectData {
     return { [places]: order.map((x) => x[0]), weights: order.map((x) => x[1] / found.length), errors: order.map((x) => errors.get(x[0]) / found.length), whole: found[0].whole, span: found[0].span };
   }
 
-  async cell(subject, query, key) {
+  async cell(subject, query, key, kind) {
     const source = this.source(subject);
     const members = this.members(subject);
-    if (members.length === 1) return source.cell(...members[0], query, key);
+    if (members.length === 1) return source.cell(...members[0], query, key, kind);
     if (!this.exact(subject)) return null;
     const row = await this.row(subject, query);
     if (!row) return null;

@@ -427,7 +427,7 @@ function render() {
   $("step").value = state.step;
   $("step").setAttribute("aria-valuetext", `${state.step}: ${step.name}`);
   $("name").textContent = `${state.step}. ${step.name}`;
-  $("headline").textContent = data.headline + (state.heads === data.own ? "" : `; here cut into ${now.H} heads of width ${now.D}`);
+  $("headline").textContent = data.headline + (state.heads === data.own ? "" : `; here cut into ${now.H} head${now.H === 1 ? "" : "s"} of width ${now.D}`);
   const told = asSwitched(step);
   $("why").textContent = told.why + (state.step === 2 && state.heads !== data.own ? ` The model itself has ${data.own}.` : "");
   $("code").textContent = told.code + sizesIn(told.code);

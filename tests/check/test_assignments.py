@@ -15,6 +15,7 @@ from headwise.check.templates import write
 from headwise.check.verdict import judge_file
 from headwise.cli import main
 from headwise.cli.check import ASSIGNMENTS as OFFERED
+from headwise.cli.source import fitted
 from headwise.errors import OptionError
 from headwise.textbook import HeadsAtOnce, HeadsInAList
 
@@ -494,4 +495,4 @@ def test_the_command_prints_the_solution_of_the_form_even_for_a_file_that_does_n
     path = tmp_path / "mine.py"
     path.write_text("class MultiHeadAttention(\n")
     assert main(["check", str(path), "--form", "handbook", "--solution"]) == 1
-    assert HANDBOOK.strip() in capsys.readouterr().out
+    assert fitted(HANDBOOK).strip() in capsys.readouterr().out

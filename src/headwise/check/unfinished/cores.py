@@ -24,6 +24,14 @@ SHAPES = {"(B, H, T, D)": True, "(B, T, D)": False}  # whether the heads are spl
 PARTS = "projections, the split into heads and the output projection are not part of it"
 
 
+OF_SHAPES = {
+    "crashes",
+    "contiguous",
+    "size-fixed",
+    "layer-width",
+    "parts-count",
+    "product-axes",
+}  # errors, perhaps ours
 WEIGHTS = re.compile(r"Linear|Parameter|Conv1d|Embedding|MultiheadAttention|_in_proj|randn")
 SCALER = re.compile(
     r"temperature|temp|tau|scale|scaling|(scale|scaling)factor|sqrt(dk?|dim|headdim)|norm(alizer|factor)?"
@@ -107,7 +115,7 @@ def _given(parameter: inspect.Parameter, power: float) -> str:
 
 def _doubt(report: Report) -> int:
     """How little a report says: one that only tells of a crash, perhaps because of the shape, says least."""
-    crashed = report.verdict == "wrong" and all(f.name in ("crashes", "contiguous", "size-fixed") for f in report.wrong)
+    crashed = report.verdict == "wrong" and all(f.name in OF_SHAPES for f in report.wrong)
     return {"partial": 0, "unfinished": 1, "unknown": 4}.get(report.verdict, 3 if crashed else 1)
 
 

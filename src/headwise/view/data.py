@@ -215,7 +215,19 @@ def manifest(view: View, title: str = "") -> dict[str, Any]:
         "importance_by": None if view.importance is None else view.importance.by,
         "measures": list(view.measures),
         "first": first_key(view),
+        "note": _beyond_training(view),
     }
+
+
+def _beyond_training(view: View) -> str:
+    """A warning where the text is longer than those the model was trained on."""
+    length = max(view.T, view.S)
+    if view.trained is None or length <= view.trained:
+        return ""
+    return (
+        f"The text has {length:,} tokens and the model was trained for {view.trained:,}: beyond that its heads are "
+        "unreliable."
+    )
 
 
 def _undefined(numbers: dict[str, float]) -> dict[str, None]:

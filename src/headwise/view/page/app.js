@@ -178,7 +178,7 @@ class App {
   }
 
   tellShown() {
-    this.noted.textContent = this.notes();
+    this.noted.textContent = [this.side.manifest.note, this.notes()].filter(Boolean).join(" ");
     const view = this.store.get("view");
     const difference = view === "map" ? this.stage.difference : null;
     const kind = view === "map" && !difference ? KINDS_TOLD[this.kind] : null;

@@ -525,3 +525,14 @@ def test_every_number_of_a_legend_is_on_one_line(open_view, builtin):
     heights = page.locator(".tick").evaluate_all("ticks => ticks.map((tick) => tick.getBoundingClientRect().height)")
     assert len(heights) == 5
     assert max(heights) < 20
+
+
+def test_the_page_of_a_text_longer_than_the_training_says_so(open_view):
+    torch.manual_seed(0)
+    tokenizer = load_builtin().tokenizer
+    config = GPTConfig(tokenizer.get_vocab_size(), d_model=16, num_heads=1, num_layers=1, context_length=16)
+    short = LanguageModel(GPT(config).eval().requires_grad_(False), tokenizer)
+    ids = short.tokens(TEXT, most=10**6)
+    for length, said in [(16, False), (20, True)]:
+        page = open_view(view(short, ids[:, :length]))
+        assert ("20 tokens and the model was trained for 16" in page.locator(".noted").inner_text()) == said

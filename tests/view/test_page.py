@@ -733,6 +733,16 @@ def test_escape_lets_go_of_a_kept_word(open_page, short):
     assert page.locator(".word.here").count() == 0
 
 
+def test_the_average_without_the_first_token_gives_the_number_that_is_drawn(open_page, short, result):
+    page = open_page(short, "#view=map&head=*.*")
+    settled(page)
+    point_at(page, 9, 8)
+    page.locator(".fact", has_text="as drawn").wait_for()
+    expected = torch.stack([weights.without(sink(1))[0, :, 9, 8] for weights in result.maps]).mean().item()
+    told = page.locator(".fact", has_text="as drawn").inner_text().split()[0]
+    assert float(told) == pytest.approx(expected, abs=0.01)
+
+
 # Without a browser.
 
 

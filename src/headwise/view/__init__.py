@@ -73,6 +73,7 @@ def view(
         carried=found.carried,
         importance=found.importance,
         progress=progress,
+        trained=found.trained,
     )
 
 

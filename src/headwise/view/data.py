@@ -195,8 +195,6 @@ def manifest(view: View, title: str = "") -> dict[str, Any]:
         group = weights._source().group
         for index, (head, known) in enumerate(zip(layer["heads"], summary, strict=True)):
             head["group"] = index // group
-            for name in ("numbers", "without_first"):
-                head[name] = head[name] | _undefined(head[name])
             head["traits"] = [[trait.name, trait.share] for trait in known.traits]
             head["about"] = described(known)
         layer["shared"] = group  # query heads per key head
@@ -215,12 +213,19 @@ def manifest(view: View, title: str = "") -> dict[str, Any]:
         "importance_by": None if view.importance is None else view.importance.by,
         "measures": list(view.measures),
         "first": first_key(view),
+        "note": _beyond_training(view),
     }
 
 
-def _undefined(numbers: dict[str, float]) -> dict[str, None]:
-    """A second sink of exactly 0 is none: too few queries see any one key."""
-    return {name: None for name in ("second_sink",) if numbers.get(name) == 0}
+def _beyond_training(view: View) -> str:
+    """A warning where the text is longer than those the model was trained on."""
+    length = max(view.T, view.S)
+    if view.trained is None or length <= view.trained:
+        return ""
+    return (
+        f"The text has {length:,} tokens and the model was trained for {view.trained:,}: beyond that its heads are "
+        "unreliable."
+    )
 
 
 def first_key(view: View) -> int:

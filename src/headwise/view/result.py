@@ -79,6 +79,7 @@ class View:
         carried: tuple[Carried, ...] | None = None,
         importance: Importance | None = None,
         progress: Progress = silent,
+        trained: int | None = None,
     ) -> None:
         if not maps:
             raise OptionError("there is nothing to view: no attention map was given.")
@@ -96,6 +97,7 @@ class View:
         self.queries, self.progress = spread(self.T, queries), progress
         self.carried = carried  # what the weights carry, layer by layer, if known
         self.importance = importance
+        self.trained = trained  # how many tokens the model was trained on at a time, if known
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -385,6 +387,7 @@ class Collected(NamedTuple):
     model: str = ""
     carried: tuple[Carried, ...] | None = None
     importance: Importance | None = None
+    trained: int | None = None
 
 
 class Wanted(NamedTuple):
@@ -486,7 +489,9 @@ def _of_texts(model: TextModel, tokens: Any, wanted: Wanted) -> Collected:
         run = lambda: model.module(**texts.inputs, use_cache=False)  # noqa: E731
         found = _watched(model.module, run, wanted._replace(layers=names), length)
         importance = wanted.measured(model.module, texts.inputs, target_loss)
-    return Collected(found.maps, texts.view(model.codec), shown_name(model, part), found.carried, importance)
+    return Collected(
+        found.maps, texts.view(model.codec), shown_name(model, part), found.carried, importance, model.trained
+    )
 
 
 def _target(model: TextModel, ids: Tensor, wanted: Wanted, part: str) -> Tensor:

@@ -151,7 +151,8 @@ def test_a_head_is_switched_off_and_the_loss_changes(live, page):
     wait(page, "!document.querySelector('.loss .before')")
     assert page.inner_text(".loss .after") == before
     assert page.inner_text("h1").endswith(" without 1.4"), "the maps are still those"
-    page.click(".silent .again")
+    wait(page, "document.querySelector('.go').dataset.state === 'changed'")
+    page.click(".go")
     wait(page, "!document.querySelector('h1').textContent.includes('without')")
     assert page.locator(".silent .again").count() == 0
 

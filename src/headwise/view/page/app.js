@@ -16,6 +16,8 @@ class App {
     if (!Subject.parse(this.store.get("head"), sides)) this.store.values.head = this.first;
     if (this.side.manifest.about.importance && this.store.get("color") === "none") this.store.values.color = "importance";
     for (const { manifest } of sides) Object.assign(manifest, { labels: labelsOf(manifest.tokens, manifest.starts), keyLabels: manifest.keys || labelsOf(manifest.tokens, manifest.starts) });
+    // A second sink of exactly 0 is none: too few queries see any one key.
+    for (const { manifest } of sides) for (const { heads } of manifest.layers) for (const { numbers, without_first: rest } of heads) for (const one of [numbers, rest]) if (one.second_sink === 0) one.second_sink = null;
     this.reading = new Reading(this);
     this.lines = new Lines(this);
     this.atlas = new Atlas(this);
@@ -178,7 +180,7 @@ class App {
   }
 
   tellShown() {
-    this.noted.textContent = this.notes();
+    this.noted.textContent = [this.side.manifest.note, this.notes()].filter(Boolean).join(" ");
     const view = this.store.get("view");
     const difference = view === "map" ? this.stage.difference : null;
     const kind = view === "map" && !difference ? KINDS_TOLD[this.kind] : null;

@@ -252,12 +252,22 @@ class Stage {
   // The number of a picture without the first token, besides the weight itself.
   async leaveOut(found, subject, { query, key }) {
     const { first } = this.app.sides[subject?.side ?? 0].manifest;
-    if (!found || found.weight === null || found.hidden || !subject.single) return;
+    if (!found || found.weight === null || found.hidden) return;
+    if (!subject.single) return void (await this.averageLeft(found, subject, query, key));
     const one = await tracked(this.app.data.cell(subject, query, first));
     if (!one || (one.weight ?? null) === null) return;
     const left = 1 - one.weight;
     found.rest = key === first || left < 1e-6 ? 0 : Math.min(1, found.weight / left);
     found.restError = left < 1e-6 ? 0 : ((found.error || 0) + found.rest * (one.error || 0)) / left;
+  }
+
+  // Of several heads: what is drawn, at the finest level.
+  async averageLeft(found, subject, query, key) {
+    const { data, sides } = this.app;
+    const tile = await tracked(data.tile(subject, sides[subject.side].manifest.levels, query >> 8, key >> 8, "rest"));
+    if (!tile) return;
+    found.rest = tile[(query & 255) * SIDE + (key & 255)];
+    found.restError = found.weight > 0 ? (2 * (found.error || 0) * found.rest) / found.weight : 0;
   }
 
   words(cell, manifest, hidden) {

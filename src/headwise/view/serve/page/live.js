@@ -67,7 +67,13 @@ class Live {
     if (!this.file && !this.text.value) return "empty";
     if (!this.limits || this.pending) return "running";
     if (this.working) return this.asksFor(this.asked) ? "running" : "changed";
-    return this.asksFor(this.side?.asked) ? "current" : "changed";
+    return this.asksFor(this.side?.asked) && !this.outdated ? "current" : "changed";
+  }
+
+  // Whether the pictures are without heads that are on again, or with some that were left out since.
+  get outdated() {
+    const off = this.side?.off || [];
+    return off.length > 0 && String(off) !== String(this.silent.pairs);
   }
 
   // Whether the fields ask for the same as before.
@@ -261,6 +267,7 @@ class Live {
   // Runs.
 
   fresh() {
+    if (this.outdated && this.asksFor(this.side.asked)) return this.begin({ maps: true, same: true });
     this.silent.forget();
     return this.begin({ maps: true });
   }

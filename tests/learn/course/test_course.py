@@ -454,6 +454,13 @@ def test_comparison_shows_where_two_answers_differ():
     assert code_of('"""Doc."""\n\n# a comment\nx = 1\n') == ["x = 1"]
 
 
+def test_a_loss_of_all_logits_but_the_last_trains_as_one_of_all_tokens_but_the_last(tmp_path):
+    whole = find("tiny-gpt").solution.replace("logits = model(tokens[:, :-1])", "logits = model(tokens)[:, :-1]")
+    assert whole != find("tiny-gpt").solution
+    space = names_in(whole, tmp_path / "gpt.py")
+    assert gpt_exercises.trained(space, 2)[1] > 0
+
+
 def test_the_tiny_gpt_trains_and_writes(tmp_path, capsys):
     space = names_in(find("tiny-gpt").solution, tmp_path / "gpt.py")
     written = train_and_write(space, seconds=1.0)

@@ -97,7 +97,7 @@ def trained(space: Space, steps: int, width: int = 48, context: int = 48) -> tup
     losses = []
     for _ in range(steps):
         starts = torch.randint(len(tokens) - context, (12,))
-        value = needs(space, "loss")(model, torch.stack([tokens[i : i + context + 1] for i in starts.tolist()]))
+        value = needs(space, "loss")(model, torch.stack([tokens[i : i + context] for i in starts.tolist()]))
         optimizer.zero_grad()
         value.backward()
         optimizer.step()

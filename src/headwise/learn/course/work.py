@@ -181,8 +181,8 @@ def train_and_write(space: dict[str, Any], seconds: float = 60.0, prompt: str = 
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     step = 0
     while time.monotonic() < end:
-        starts = torch.randint(len(tokens) - context, (16,))  # one letter more than the model reads: it is predicted
-        value = space["loss"](model, torch.stack([tokens[i : i + context + 1] for i in starts.tolist()]))
+        starts = torch.randint(len(tokens) - context, (16,))
+        value = space["loss"](model, torch.stack([tokens[i : i + context] for i in starts.tolist()]))
         optimizer.zero_grad()
         value.backward()
         optimizer.step()

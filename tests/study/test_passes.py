@@ -11,7 +11,7 @@ from headwise import MultiHeadAttention, OptionError, silence, watch
 from headwise.models.text_model import TextModel, TokenCodec
 from headwise.study.survey.measures import Measures
 from headwise.view.serve.models import check_off, layer_names, run_model
-from headwise.view.serve.texts import RunTexts
+from headwise.view.texts import RunTexts
 
 CALLS, HEADS, WIDTH, WORDS = 5, 3, 24, 31
 

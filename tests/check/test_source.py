@@ -177,7 +177,9 @@ def test_prose_around_the_code_of_a_python_file_makes_it_a_page(tmp_path):
 
 def test_prose_without_code_holds_no_attention(tmp_path):
     report = source_of(tmp_path, "Attention is softmax of products: it's what heads do.\n", "page.md").answer()
-    assert report.doubts == ["nothing in this file looks like attention; name the class with --name"]
+    assert report.doubts == [
+        "nothing in this file looks like attention; one step is judged together with those before it"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,9 @@ def test_statements_that_begin_with_split_queries_are_judged_as_a_function(tmp_p
     report = judged(tmp_path, BLOCKS["score"])
     assert (report.verdict, report.call) == ("variant", "inputs of shape (B, H, T, D)"), report
     assert "head_dim is queries.shape[-1]" in report.assumed
+    queries_and_keys = "Q = torch.randn(2, 3, 5, 7)\nK = torch.randn(2, 3, 5, 7)\nscores = Q @ K.transpose(2, 3)\n"
+    report = judged(tmp_path, "import torch\n" + queries_and_keys)
+    assert (report.verdict, numbers(report)) == ("unfinished", [4]), report
     assert judged(tmp_path, BLOCKS["score"].replace("/ head_dim**0.5", "")).cause == "scale-missing"
 
 

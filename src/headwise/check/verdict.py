@@ -253,7 +253,7 @@ def judge_file(
     if name is not None:
         found = [(name, loaded.namespace[name])]
     if not found:
-        doubts = ["nothing in this file looks like attention; name the class with --name"]
+        doubts = [loaded.origin.nothing]
         doubts += [f"{loaded.origin.place(line)} raises {words}" for line, words in loaded.problems[:3]]
         return replace(unknown, doubts=doubts)
     if assignment is not None and name is None:

@@ -125,6 +125,12 @@ class SourceText:
         """Names of the classes and functions in it."""
         return {node.name for node in ast.walk(self.tree or ast.Module([], [])) if isinstance(node, DEFINED)}
 
+    @property
+    def nothing(self) -> str:
+        """That nothing can be judged, and what to do."""
+        cure = "name the class with --name" if self.defines() else "one step is judged together with those before it"
+        return f"nothing in this file looks like attention; {cure}"
+
     def answer(self, name: str | None = None) -> Report | None:
         """The report on a file that need not run to be judged; None where it must."""
         unknown = Report("unknown", subject=self.path.name, file=str(self.path.resolve()), left_out=self.left_out)
@@ -136,7 +142,7 @@ class SourceText:
             return replace(unknown, verdict="wrong", findings=[finding])
         begun = ATTENDS.search(self.text) if self.defines() else FRAGMENT.search(self.text)
         if name is None and begun is None and not projects(self.text):
-            return replace(unknown, doubts=["nothing in this file looks like attention; name the class with --name"])
+            return replace(unknown, doubts=[self.nothing])
         fragment = not any(isinstance(node, ast.ClassDef) for node in ast.walk(self.tree or ast.Module([], [])))
         foreign = bool(OTHERS & imported(self.tree))
         if (name is None or name in self.defines()) and not self.uses_torch() and (foreign or not fragment):

@@ -278,7 +278,8 @@ def _of_statements(tree: ast.Module, loaded: Loaded) -> Any:
     inputs = [name for name in names if call_role(name) in (*INPUTS, "mask") and name not in sizes]
     first = next((name for name in inputs if call_role(name) in INPUTS), None)
     last = next((node for node in reversed(body) if isinstance(node, ast.Assign | ast.AnnAssign)), None)
-    core = {"query", "key", "value"} <= {call_role(name) for name in inputs} and not _projects(body, names)
+    core = {"query", "key"} <= {call_role(name) for name in inputs} and not _projects(body, names)
+    inputs += ["value"] if core and "value" not in map(call_role, inputs) else []  # for the steps after these
     if last is None or first is None or not (core or PROJECTED.search(loaded.source)):
         return None
     if core:

@@ -125,6 +125,13 @@ def is_boolean(p: inspect.Parameter) -> bool:
     return isinstance(p.default, bool) or re.search(r"\bbool\b", str(p.annotation)) is not None
 
 
+def is_causal_switch(p: inspect.Parameter) -> bool:
+    """Whether a flag, off by default, switches a causal mask on."""
+    word = plain(p.name)
+    named = "causal" in word or word in ("mask", "masked", "usemask", "applymask", "lookahead")
+    return is_boolean(p) and p.default is not True and named
+
+
 def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument:
     argument = MaskArgument(name, bound.form.layout)
     if bound.form.layout not in ("batch first", "batch second"):

@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from headwise.check.arguments import parameters_of, plain
+from headwise.check.arguments import plain
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, make_inputs
 from headwise.check.code.example import example_shape
@@ -24,12 +23,12 @@ from headwise.check.faults.mask_meaning import (
     MaskTrial,
     TriedMask,
     agree,
-    is_boolean,
+    is_causal_switch,
     measured,
     shaped_masks,
 )
 from headwise.check.faults.portability import half_precision
-from headwise.check.faults.questions import triangle_line
+from headwise.check.faults.questions import lines_run
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note, error_words
@@ -52,11 +51,6 @@ LEFT_OUT = re.compile(
     re.IGNORECASE,
 )
 JOINS = ("bitwise_", "logical_", "__or", "__and", "__xor")  # operations that put two masks together
-CAUSAL_FLAGS = ("causal", "is_causal", "masked", "mask", "use_mask", "causal_mask", "apply_mask", "use_causal_mask")
-CAUSAL_MISTAKES = {
-    "full": "causal-ignored", "future": "causal-inverted", "later": "causal-inverted",
-    "strict": "causal-off-by-one", "ahead": "causal-off-by-one",
-}  # fmt: skip
 
 
 def mask_meanings(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -102,7 +96,7 @@ def line_of_meaning(argument: MaskArgument, bound: Bound, reading: AttentionRead
     tried = argument.first(argument.meaning)
     if tried is None or tried.meant is None:
         return None
-    usual = _lines(bound)
+    usual = lines_run(bound)
     for mask in (tried.mask.double(), tried.mask):
         with contextlib.suppress(Exception):  # it takes no numbers
             nodes = bound.called({argument.name: mask.clone()}).trace.nodes
@@ -162,7 +156,7 @@ def _widened_before(bound: Bound, argument: MaskArgument, tried: TriedMask) -> i
     with contextlib.suppress(Exception):
         bound.called({argument.name: tried.mask.clone()})
     nodes = [] if bound.last_trace is None else bound.last_trace.nodes
-    wider = [n.line for n in nodes if n.op == "unsqueeze" and n.line is not None and n.line not in _lines(bound)]
+    wider = [n.line for n in nodes if n.op == "unsqueeze" and n.line is not None and n.line not in lines_run(bound)]
     return wider[-1] if wider else None
 
 
@@ -178,7 +172,7 @@ def _moving_line(bound: Bound, argument: MaskArgument) -> int | None:
     if tried is None:
         return None
     nodes = bound.called({argument.name: tried.mask.clone()}).trace.nodes
-    return next((n.line for n in nodes if n.op in ("unsqueeze", "view") and n.line not in _lines(bound)), tried.line)
+    return next((n.line for n in nodes if n.op in ("unsqueeze", "view") and n.line not in lines_run(bound)), tried.line)
 
 
 def _raised(argument: MaskArgument) -> Iterator[Finding]:
@@ -334,7 +328,7 @@ def _unused_line(bound: Bound, argument: MaskArgument) -> int | None:
 
 def _vain_line(bound: Bound, argument: MaskArgument) -> int | None:
     """The last line that computes with scores only if there is a mask, although that changes nothing."""
-    nodes, usual = find_attention(bound.trace), _lines(bound)
+    nodes, usual = find_attention(bound.trace), lines_run(bound)
     tried = next((t for t in argument.tried if t.error is None), None)
     if nodes is None or tried is None:
         return None
@@ -349,12 +343,8 @@ def _executed(bound: Bound, argument: MaskArgument) -> set[int]:
     found: set[int] = set()
     for tried in {t.mask.dim(): t for t in reversed(argument.tried) if t.error is None}.values():
         with contextlib.suppress(Exception):
-            found |= _lines(bound.called({argument.name: tried.mask.clone()}))
+            found |= lines_run(bound.called({argument.name: tried.mask.clone()}))
     return found
-
-
-def _lines(bound: Bound) -> set[int]:
-    return {line for node in bound.trace.nodes for line in node.stack}
 
 
 def _first_nan(argument: MaskArgument, bound: Bound) -> int | None:
@@ -403,7 +393,7 @@ def combined_masks(bound: Bound, reading: AttentionReading | None) -> Found:
         if one is not None and one.meant is not None:
             both = both & (one.meant if argument.meaning == "keep" else ~one.meant)
     if core is not None and not agree(core.weights.nan_to_num() > 1e-30, both):
-        lost = set().union(*(_executed(bound, argument) for argument in usable[:2])) - _lines(other)
+        lost = set().union(*(_executed(bound, argument) for argument in usable[:2])) - lines_run(other)
         line = bound.case.enclosing_condition(min(lost)) if lost else None
         joined = (n.line for n in reversed(other.trace.nodes) if n.op.startswith(JOINS) and len(n.parents) > 1)
         yield Finding("masks-combined", words, line or next(joined, None) or core.mask_line())
@@ -614,142 +604,3 @@ def half_precision_masks(bound: Bound, reading: AttentionReading | None) -> Foun
             mask = tried.mask.half() if tried.mask.is_floating_point() else tried.mask
             found = half_precision(bound, reading, {argument.name: mask})
             yield from (f for f in found if isinstance(f, Finding) and f.name == "half-fill")
-
-
-def constructor_switch(bound: Bound, reading: AttentionReading | None) -> Found:
-    """A constructor argument that switches a causal mask on must do what it says."""
-    if reading is None or reading.scores is None or bound.built.config is not None:
-        return
-    parameters = {p.name: p for p in parameters_of(bound.case.target)}
-    for name in CAUSAL_FLAGS:
-        p = parameters.get(name)
-        if p is not None and (is_boolean(p) or p.default is p.empty):
-            with contextlib.suppress(Exception):  # it was not made to be switched, or the switch needs more arguments
-                other = _called_causally(bound, bound.rebuilt(**{name: True}))
-                yield from _switched(other, name)
-                yield from _masked_beside(bound, reading, other, name)
-            return
-
-
-def _called_causally(bound: Bound, thing: object) -> Bound:
-    """The call of a causal object; without a memory that may be left out, where it refuses one."""
-    try:
-        return bound.called(thing=thing)
-    except Exception:
-        form = bound.form_alone()
-        if form is None:
-            raise
-        return bound.called(thing=thing, form=form, inputs=make_inputs(form, bound.sizes))
-
-
-def _masked_beside(bound: Bound, reading: AttentionReading, other: Bound, name: str) -> Iterator[Finding]:
-    """A mask argument of an object that is causal by its constructor."""
-    usable = [a for a in measured(bound, reading) if a.meaning in ("keep", "drop")]
-    tried = usable[0].first(usable[0].meaning) if usable else None
-    if tried is None or tried.meant is None or reading.pattern != "full":
-        return
-    both = other.called({usable[0].name: tried.mask.clone()})
-    core = MaskTrial(bound, reading, usable[0].name).same_arrangement(both)
-    visible = (tried.meant if usable[0].meaning == "keep" else ~tried.meant) & torch.ones_like(tried.meant).tril()
-    if core is not None and not agree(core.weights.nan_to_num() > 1e-30, visible):
-        skipped = _lines(other) - _lines(both)  # lines that made the causal mask
-        line = bound.case.line_with(rf"\b(if|elif)\b.*\b{usable[0].name}\b") if skipped else None
-        line = line or core.mask_line(other.trace)
-        yield Finding("masks-combined", f"{usable[0].name} beside {name}=True", line)
-
-
-def causal_off(bound: Bound, reading: AttentionReading | None) -> Found:
-    """A causal mask that is off by default must be on in a file that trains to predict the next token."""
-    flag = next(
-        (p.name for p in parameters_of(bound.case.target) if p.name in CAUSAL_FLAGS and p.default is False), None
-    )
-    if flag is None or reading is None or reading.pattern != "full" or bound.case.loaded is None:
-        return
-    tree = ast.parse(bound.case.source)
-    names = [p.name for p in parameters_of(bound.case.target)]
-    name = getattr(bound.case.target, "__name__", "")
-    made = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == name]
-    off = [n for n in made if len(n.args) <= names.index(flag) and not {flag, None} & {k.arg for k in n.keywords}]
-    shifted = _line_of_shifted_targets(tree)
-    if made and len(off) == len(made) and flag not in _set_later(tree) and shifted is not None:
-        words = (
-            f"{flag} is False by default and nothing in this file sets it, and line {shifted} predicts the next token"
-        )
-        yield Finding("causal-off", words, off[0].lineno)
-
-
-def _set_later(tree: ast.AST) -> set[str]:
-    """Attributes that are assigned on something other than self."""
-    targets = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
-    return {n.attr for n in targets if getattr(n.value, "id", "") != "self"}
-
-
-def _line_of_shifted_targets(tree: ast.AST) -> int | None:
-    """The line of `x[:, 1:]` where the same function also reads `x[:, :-1]`: what follows is predicted."""
-    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
-        found: dict[str, dict[str, int]] = {}
-        for node in (n for n in ast.walk(function) if isinstance(n, ast.Subscript)):
-            axes = ast.unparse(node.slice).replace(" ", "").strip("()").split(",")
-            if axes[-1] in ("1:", ":-1"):
-                found.setdefault(ast.unparse(node.value), {})[axes[-1]] = node.lineno
-        line = next((lines["1:"] for lines in found.values() if len(lines) == 2), None)
-        if line is not None:
-            return line
-    return None
-
-
-def call_switch(bound: Bound, reading: AttentionReading | None) -> Found:
-    """An argument of the call that switches a causal mask on must do what it says."""
-    parameters = [] if isinstance(bound.thing, FunctionWithWeights) else signature(bound.thing)
-    name = next((p.name for p in parameters if is_causal_switch(p)), None)
-    if name is None:
-        return
-    try:
-        other = bound.called({name: True})
-    except Exception as error:
-        if not is_deliberate(error):
-            words = f"with {name}=True: {type(error).__name__}: {error}".splitlines()[0][:160]
-            yield Finding("mask-crashes", words, error_line(error, bound.case.filename))
-        return
-    if reading is None or reading.pattern != "causal" or "causal" not in name:
-        yield from _switched(other, name)
-        return
-    line = reading.core.mask_line() or reading.core.softmax_line
-    line = bound.case.condition_around(line, name) or bound.case.enclosing_condition(line) or line
-    seen = read(other)
-    if seen is not None and seen.pattern == "full":
-        words = f"it is causal with {name}=False, and not with {name}=True"
-        yield Finding("causal-ignored", words, line)
-    else:
-        yield from _switched(other, name)
-        yield Finding("option-ignored", f"it is causal with {name}=False as well", line)
-
-
-def is_causal_switch(p: inspect.Parameter) -> bool:
-    """Whether a flag, off by default, switches a causal mask on."""
-    word = plain(p.name)
-    named = "causal" in word or word in ("mask", "masked", "usemask", "applymask", "lookahead")
-    return is_boolean(p) and p.default is not True and named
-
-
-def _switched(other: Bound, name: str) -> Found:
-    """What is wrong with a call that should be causal."""
-    seen, words = read(other), f"with {name}=True"
-    found = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
-    yield from (replace(f, detail=f"{f.detail} ({words})") for f in found)
-    if found:
-        return
-    if seen is None or seen.scores is None:
-        yield Note("untried", f"what {name}=True does to the result")
-        return
-    line = triangle_line(other.case, seen) or seen.core.mask_line() or seen.core.softmax_line
-    if line not in _lines(other):
-        line = other.case.enclosing_condition(line) or line
-    line = other.case.idle_line() or line
-    mistake = CAUSAL_MISTAKES.get(pattern(seen.scores.visible))
-    if seen.scores.after == "masked":
-        yield Finding("mask-after-softmax", words, line)
-    elif seen.scores.leaks:
-        yield Finding("mask-leaks", f"{words}: future scores are set to a number near zero", line)
-    elif mistake is not None and (mistake != "causal-ignored" or "causal" in name):  # `mask=True` may mean another mask
-        yield Finding(mistake, words, line)

@@ -20,8 +20,7 @@ from headwise.check.code.intent import states_pieces
 from headwise.check.explain import condition
 from headwise.check.faults.behavior import ASKS, judged_weights, usable_masks
 from headwise.check.faults.chunks import is_chunk_size
-from headwise.check.faults.mask_meaning import MaskTrial, is_boolean, measured
-from headwise.check.faults.masks import is_causal_switch
+from headwise.check.faults.mask_meaning import MaskTrial, is_boolean, is_causal_switch, measured
 from headwise.check.faults.parts import odd_line
 from headwise.check.faults.questions import triangle_line
 from headwise.check.faults.stages import STAGES, stage_findings

@@ -133,6 +133,11 @@ def named_role(role: Role) -> str | None:
     return named.pop() if len(named) == 1 else None
 
 
+def lines_run(bound: Bound) -> set[int]:
+    """Lines of the file that were running when some tensor was made."""
+    return {line for node in bound.trace.nodes for line in node.stack}
+
+
 def triangle_line(case: Case, reading: AttentionReading) -> int | None:
     """The line that makes a triangle, in the call or in the constructor."""
     made = (n.line for n in reading.core.trace.nodes if n.op in ("tril", "triu") and n.line is not None)

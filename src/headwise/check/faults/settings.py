@@ -17,7 +17,7 @@ from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN
 from headwise.check.code.choices import annotated, compared, kept_as
 from headwise.check.configuration import ABSENT, KeyUses, uses_of
-from headwise.check.faults.masks import CAUSAL_FLAGS
+from headwise.check.faults.causal import CAUSAL_FLAGS
 from headwise.check.faults.options import doubts, returned_with
 from headwise.check.faults.questions import near, role_in
 from headwise.check.faults.stages import stage_findings

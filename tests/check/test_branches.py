@@ -120,8 +120,8 @@ class SingleHead(nn.Module):
 """
     source = CLASS.replace("class MultiHeadAttention(nn.Module)", head + "\nclass MultiHeadAttention(nn.module)")
     report = judged(tmp_path, source)
-    assert (report.verdict, report.cause) == ("wrong", "crashes"), report
-    assert "has no attribute 'module'" in report.wrong[0].detail
+    assert (report.verdict, report.cause) == ("wrong", "unknown-name"), report
+    assert report.wrong[0].detail == "torch.nn.module; did you mean Module?"
     assert report.wrong[0].text.startswith("class MultiHeadAttention")
 
 

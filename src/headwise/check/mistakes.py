@@ -611,7 +611,7 @@ class Finding:
 
 
 def error_words(error: BaseException, most: int = 160) -> str:
-    """The kind of an error and the first line of what it says.
+    r"""The kind of an error and the first line of what it says.
 
     >>> error_words(TypeError("no\nmore"))
     'TypeError: no'

@@ -60,6 +60,13 @@ def until(page, expression, seconds=20):
         page.wait_for_timeout(20)
 
 
+def resize(page, width, height):
+    """Give the window a size, and wait until the page has drawn for it: it hears of the size with the next frame."""
+    page.set_viewport_size({"width": width, "height": height})
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
+    until(page, RESTING)
+
+
 def picture(page, part=None):
     """The pixels of the window, or of what a view shows below its controls, which change by themselves."""
     clip = None
@@ -349,7 +356,7 @@ def test_an_average_leads_back_to_the_head_it_was_chosen_from(open_view, builtin
 
 def test_two_maps_stand_side_by_side(open_view, builtin):
     page = open_view(view(builtin, TEXT), "#view=map&head=5.4&with=4.2&show=both")
-    page.set_viewport_size({"width": 1440, "height": 900})
+    resize(page, 1440, 900)
     until(page, RESTING)
     left, right = (frame.bounding_box() for frame in page.locator(".map-frame").all())
     assert left["y"] == right["y"]
@@ -417,7 +424,7 @@ def test_an_address_of_a_map_without_the_first_token_still_opens_it(open_view, b
 def test_the_legend_names_the_weight_from_which_lines_are_drawn(open_view, builtin):
     result = view(builtin, TEXT)
     page = open_view(result, "#view=words&head=1.2")
-    page.set_viewport_size({"width": 1440, "height": 1400})
+    resize(page, 1440, 1400)
     until(page, f"{RESTING} && {APP}.lines.drawn && {APP}.lines.window()[1] === {result.T}")
     assert "Lines start at 0.02; a word that you point at has all" in page.locator(".legend-name").inner_text()
     strokes = f"""(() => {{
@@ -439,12 +446,12 @@ def test_the_legend_names_the_weight_from_which_lines_are_drawn(open_view, built
 def test_no_column_of_the_table_is_cut_on_a_wide_screen(open_view, builtin, scheme):
     page = open_view(view(builtin, TEXT, importance=True), "#view=table")
     page.emulate_media(color_scheme=scheme)
-    page.set_viewport_size({"width": 1440, "height": 900})
+    resize(page, 1440, 900)
     until(page, RESTING)
     beyond = "(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)(document.querySelector('.table'))"
     assert page.evaluate(beyond) == 0
     until(page, "document.querySelector('#table-note b').hidden")
-    page.set_viewport_size({"width": 700, "height": 900})
+    resize(page, 700, 900)
     page.locator(".table").evaluate("(box) => box.scrollTo(400, 0)")
     left, box = (page.locator(part).first.bounding_box()["x"] for part in ("tbody th", ".table"))
     assert left - box < 2, "the names of heads stay in view"
@@ -452,7 +459,7 @@ def test_no_column_of_the_table_is_cut_on_a_wide_screen(open_view, builtin, sche
 
 def test_the_crosshair_leaves_the_colors_of_the_map_as_they_are(open_view, builtin):
     page = open_view(view(builtin, TEXT), "#view=map&head=4.2")
-    page.set_viewport_size({"width": 1440, "height": 1000})
+    resize(page, 1440, 1000)
     until(page, RESTING)
     colors = f"""(() => {{
         const {{ canvas, pads, view }} = {APP}.stage.shown[0];
@@ -478,7 +485,7 @@ def test_the_crosshair_leaves_the_colors_of_the_map_as_they_are(open_view, built
 @pytest.mark.parametrize("name", list(VIEWS))
 def test_in_a_narrow_window_controls_stand_above_what_they_change(open_view, builtin, width, height, name):
     page = open_view(view(builtin, TEXT), f"#view={name}")
-    page.set_viewport_size({"width": width, "height": height})
+    resize(page, width, height)
     until(page, RESTING)
     picture = page.locator(VIEWS[name]).bounding_box()
     controls = page.locator(f"{OF_A_VIEW}, .legend-ramp")
@@ -499,7 +506,7 @@ def test_the_frames_around_heads_are_explained_while_a_word_is_pointed_at(open_v
 
 def test_the_text_ends_in_the_window(open_view, builtin):
     page = open_view(view(builtin, TEXT * 9))
-    page.set_viewport_size({"width": 1440, "height": 900})
+    resize(page, 1440, 900)
     until(page, f"{RESTING} && document.querySelector('.reading').getBoundingClientRect().bottom <= 900")
     assert page.evaluate("document.documentElement.scrollHeight") <= 900
 
@@ -507,7 +514,7 @@ def test_the_text_ends_in_the_window(open_view, builtin):
 def test_a_map_between_two_texts_has_no_bars_of_distance(open_view):
     weights = headwise.AttentionMap(torch.randn(1, 2, 7, 5), torch.randn(1, 2, 11, 5))
     page = open_view(view(weights, words=list("abcdefg"), keys=list("mnopqrstuvw")), "#view=map")
-    page.set_viewport_size({"width": 1440, "height": 900})
+    resize(page, 1440, 900)
     until(page, f"{RESTING} && {APP}.stage.shown[0].width > 600")
     until(page, RESTING)
     assert "entropy in nats of each query" in page.locator(".edges").inner_text()

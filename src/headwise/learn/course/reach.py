@@ -57,8 +57,13 @@ def _returning_nothing(made: type) -> ast.Module:
     stub = ast.parse("raise NotImplementedError").body
     returned = [node.value for node in forward.body if isinstance(node, ast.Return) and node.value]
     kept = [node for node in forward.body if not isinstance(node, ast.Return)]
-    forward.body = [*kept, *(ast.Expr(value) for value in returned), *stub]
-    return tree
+    forward.body = [*kept, *map(_kept, returned), *stub]
+    return ast.fix_missing_locations(tree)
+
+
+def _kept(value: ast.expr) -> ast.stmt:
+    """A statement that keeps a result, because one that is not assigned counts as thrown away."""
+    return ast.Assign([ast.Name("result", ast.Store())], value)
 
 
 def _report_without(made: type, failure: ErrorPlace, fewer: int) -> Report | None:
@@ -91,7 +96,8 @@ def _cut(tree: ast.Module, failed: Span, fewer: int) -> bool:
             for _ in range(fewer):
                 computed = [part for value in computed for part in _parts(value)]
             stub = ast.parse("raise NotImplementedError").body
-            block[max(place - gone, 0) :] = [*(ast.Expr(value) for value in computed if fewer <= DEPTH), *stub]
+            block[max(place - gone, 0) :] = [*(_kept(value) for value in computed if fewer <= DEPTH), *stub]
+            ast.fix_missing_locations(tree)
             return bool(place >= gone)
         block = following
     return False

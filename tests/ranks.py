@@ -15,7 +15,7 @@ PATIENCE = 120  # seconds for one function; ranks that wait for each other for g
 IMPORTED = ["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.distributed.tensor.parallel"]
 IMPORTED += ["torch.distributed.tensor.experimental", "headwise.parallel", "headwise.models"]
 
-SEGFAULT = -11  # the run loop of gloo (torch 2.13) ends its process so, about once in some thousand calls
+SEGFAULT = -11  # a crash of gloo's own run loop, seen once with torch 2.13
 
 
 class EndedRankError(AssertionError):

@@ -216,7 +216,7 @@ def _normed_first(space: Space) -> None:
 
 
 def _needs_both(space: Space) -> None:
-    """Fail if the block has not both of its parts around a stream, so that its norms cannot be judged."""
+    """Fail if the block lacks one of its two parts around a stream, because its norms cannot be judged then."""
     for test in (_residual, _reaches_later, _uses_more_than_attention):
         try:
             test(space)

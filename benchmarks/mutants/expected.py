@@ -11,11 +11,13 @@ from mutants.mutate import Mutant
 
 SHAPES = (
     "split-", "merge-", "attends-over-", "batch-", "single-head", "sees-a-part", "tokens-alone", "heads-", "too-wide",
-    "contiguous", "cross-length", "wrong-role", "size", "sizes", "d_in", "width", "output-width", "head-width",
+    "contiguous", "cross-length", "wrong-role", "scores-transposed", "size", "sizes", "d_in",
+    "width", "output-width", "head-width",
 )  # fmt: skip
 ROLES = (
-    "wrong-role", "one-projection", "no-out-proj", "no-qkv-proj", "dead-parameter", "heads-share", "output-", "out-",
-    "layers-in", "project", "input-", "no-gradient", "tokens-alone", "unused-", "attention-unused", "bias-",
+    "wrong-role", "scores-transposed", "one-projection", "no-out-proj", "no-qkv-proj", "dead-parameter",
+    "heads-share", "output-", "out-", "layers-in", "project", "input-", "no-gradient", "tokens-alone", "unused-",
+    "attention-unused", "bias-",
 )  # fmt: skip
 CRASHES = (
     "crashes", "undefined-", "missing-", "contiguous", "mask-crashes", "cross-length", "grouped-", "buffer-",
@@ -48,7 +50,7 @@ BY_OPERATOR = {
     "misspell": ("missing-", "undefined-", "unknown-name", "misspelled-", "crashes", "mask-crashes"),
     "swap-name": ROLES, "swap-attribute": ROLES, "swap-arguments": ROLES,
     "drop-call": (), "add-call": ROLES, "delete-statement": ROLES, "repeat-statement": ROLES,
-    "wrong-branch": (*RETURNS, "mask", "causal", "dropout", "option-", "wrong-role"),
+    "wrong-branch": (*RETURNS, "mask", "causal", "dropout", "option-", "wrong-role", "scores-transposed"),
     "wrong-mode": ("layers-", "dropout", "not-a-buffer"),
     "swap-statements": ROLES,
 }  # fmt: skip

@@ -160,6 +160,14 @@ SLIPS = {
         RIGHT, [(".transpose(1, 2)", ".transpose(2, 3)"), ("if mask is not None", "if False")], "attends-over-features",
         "q = ", "8×8",
     ),
+    "keys × queries by a product": (
+        RIGHT, [(SCORES, "scores = torch.matmul(k, q.transpose(-2, -1)) / math.sqrt(self.head_dim)")],
+        "scores-transposed", "", "row t compares key t with every query",
+    ),
+    "keys × queries by letters": (
+        RIGHT, [(SCORES, 'scores = torch.einsum("bhtd,bhsd->bhst", q, k) / math.sqrt(self.head_dim)')],
+        "scores-transposed", "", "row t compares key t with every query",
+    ),
     "keys and values exchanged in a call": (
         RIGHT, [(SCORES, "heads = self.attend(q, v, k)\n        return self.w_o(heads.transpose(1, 2).flatten(2))"),
                 ("key, value, mask=None", "key, value"), ("if mask is not None", "if False"),

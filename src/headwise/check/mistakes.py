@@ -168,6 +168,12 @@ _ROWS = (
       "Queries ask, keys are compared with them, values are passed on: swapped, it computes something else.",
       "Follow query, key and value by name from the argument to the products.",
       explains=("one-projection", "causal-inverted", "softmax-axis", "projected-twice")),
+    M("scores-transposed", "wrong", "the scores are transposed (keys × queries)",
+      "A row of the scores belongs to a query, and its weights say which keys it reads. Transposed, every token asks "
+      "with its key and is found by its query.",
+      "Let the queries come first in the product of queries and keys, or first among the letters of its result.",
+      explains=("wrong-role", "one-projection", "causal-inverted", "softmax-axis", "mask-transposed",
+                "projected-twice")),
     M("weights-transposed", "wrong", "the weights are transposed when they meet the values",
       "A row of weights belongs to a query. Transposed, every token hands out its value instead of collecting values.",
       "Sum over the axis of the keys in the product of weights and values.",

@@ -32,6 +32,7 @@ from headwise.check.trace import PRODUCTS, VIEWS, Core
 
 WIDER = 4  # times as wide, for angles of which all but one are zero
 SHARED = re.compile(r"shared?|tied", re.IGNORECASE)
+TURNED = "row t compares key t with every query, where it should compare query t with every key"
 ROTARY = re.compile(r"rope|rotar|rotat|\bcos\b", re.IGNORECASE)
 
 
@@ -287,10 +288,11 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
     if {"query", "key", "value"} <= given:
         turned = (parts["query"].source, parts["key"].source) == ("key", "query") and _is_turned(reading)
         for name, part in parts.items():
-            if part.source != name:
+            if turned and part.source == "key":
+                yield Finding("scores-transposed", TURNED, reading.core.turned_line())
+            elif part.source != name and not (turned and part.source == "query"):
                 whole = part.source in parts and _share_weights(part, parts[part.source])  # another one in its place
                 where = _line_of_swap(bound, reading, name, part.source) if whole else line(name)
-                where = reading.core.turned_line() if turned else where
                 exchanged = part.source in parts and parts[part.source].source == name
                 passed = reading.core.reader(name).outer if exchanged and named_role(part.role) == part.source else None
                 where = passed or where  # where both are passed on, in the other order
@@ -311,8 +313,10 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
                 words = "they sum to one over the axis of the result, not over the one that is summed"
                 yield Finding("weights-transposed", words, reading.core.reader("value").line)
                 return
-            where = reading.core.turned_line() if turned and _is_turned(reading) else None
-            where = where or _line_of_swap(bound, reading, name, other)
+            if turned and _is_turned(reading):
+                yield Finding("scores-transposed", TURNED, reading.core.turned_line())
+                return
+            where = _line_of_swap(bound, reading, name, other)
             yield Finding("wrong-role", f"the {name} is made by {part.role.names[0]}", where)
     out = reading.output
     for name, part in parts.items() if out is not None else ():

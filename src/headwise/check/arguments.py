@@ -249,13 +249,31 @@ def _with_names(cls: type, parameters: list[inspect.Parameter], sizes: CallSizes
     # Names may mislead: a head width where the model width was meant, or the other way round.
     other = {"head_width": sizes.E, "value_width": sizes.E, "width": sizes.D, "out_width": sizes.D, "context": sizes.T}
     second = [{name: other[role]} for name, role in roles.items() if role in other]
-    for changed in [*second, several] if several else second:
+    for changed in [several, *second] if several else second:
         for arguments in filled:
             yield _built(cls, arguments | changed, natural=False)
     for p in parameters:  # something on by default may need inputs that we do not know
         count = type(p.default) is int and 1 < p.default <= 64
         if not unknown and p.name not in known and (p.default is True or count):
             yield _built(cls, known | {p.name: 1 if count else False}, natural=False)
+
+
+def like_example(cls: type, given: Mapping[str, Any], sizes: CallSizes) -> Built | None:
+    """A way to construct it in which unknown names mean what the numbers of an example say that they are.
+
+    The number of heads is the smallest that divides a width; a number that is given twice is a width.
+    """
+    unknown = [n for n, v in given.items() if constructor_role(n) is None and type(v) is int and v > 1]
+    numbers = [given[name] for name in unknown]
+    divided = [n for n in numbers if any(n % h == 0 and h < n for h in numbers)]
+    if not divided:
+        return None
+    width = max(divided, key=numbers.count)
+    heads = min(h for h in numbers if width % h == 0)
+    meant = {width: sizes.E, heads: sizes.H, width // heads: sizes.D}
+    known = {p.name: v for p in constructor_parameters(cls) if (v := _value(p, sizes)) is not _UNKNOWN}
+    arguments = dict(given) | known | {name: meant.get(given[name], sizes.context) for name in unknown}
+    return replace(_built(cls, arguments, natural=False), guessed=1)
 
 
 def _built(cls: type, arguments: dict[str, Any], natural: bool = True) -> Built:

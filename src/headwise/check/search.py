@@ -30,6 +30,7 @@ from headwise.check.arguments import (
     batch_for,
     constructor_role,
     is_configuration,
+    like_example,
     value_for,
 )
 from headwise.check.binding import Bound, Failure, Instance, stored_lengths
@@ -37,6 +38,7 @@ from headwise.check.blame import blamed_line
 from headwise.check.calls import OTHERS, PLAIN, ROWS, SLICES, CallForm, forms, leaves, make_inputs, prepare, tokens_of
 from headwise.check.code.case import Case
 from headwise.check.code.constants import constants, own_sizes, restore, write
+from headwise.check.code.example import example_arguments
 from headwise.check.code.names import globals_read
 from headwise.check.code.stubs import Stub
 from headwise.check.configuration import own_configuration
@@ -54,6 +56,7 @@ from headwise.errors import OptionError
 SECONDS = 8.0  # of processor time, for all attempts together
 FORMS_PER_LAYOUT = 3  # other layouts are tried with the likeliest calls only
 WIDEST = 2048  # largest width fixed by a class that is tried
+MANY_OPERATIONS = 6000  # of one call: smaller sizes show as much, in less time
 MOST_FAILURES = 150  # after so many, no other attempt will help
 REPAIRS = 6  # in one attempt
 LENGTHS = ("seq_len", "T", "seq_length", "n", "t", "num_tokens", "len", "length", "L")
@@ -150,17 +153,19 @@ class Search:
                 return
             if instance is None:
                 continue
+            batched = False
             for form in forms(instance.thing, sizes):
                 if self._out_of_time:
                     return
                 bound = self.try_form(instance, form)
                 if bound is None:
                     continue
+                batched = batched or bound.rank >= 3
                 yield bound
                 if bound.along_batch and (second := self.try_form(instance, replace(form, layout="batch second"))):
                     yield second
             yield from self._with_fitted_length(instance)
-            yield from self._with_other_layout(instance)
+            yield from self._with_other_layout(instance, ("unbatched",) if batched else ())
 
     def _with_fitted_length(self, instance: Instance) -> Iterator[Bound]:
         for length, layout in self._fitting_lengths(instance):
@@ -174,8 +179,8 @@ class Search:
         if any(constructor_role(n) == "context" and type(space.get(n)) is int for n in read):
             yield from ((instance.sizes.context, layout) for layout in (PLAIN, "unbatched"))
 
-    def _with_other_layout(self, instance: Instance) -> Iterator[Bound]:
-        for layout in OTHERS:
+    def _with_other_layout(self, instance: Instance, without: tuple[str, ...]) -> Iterator[Bound]:
+        for layout in (layout for layout in OTHERS if layout not in without):
             sizes, T = instance.sizes, tokens_of(layout, instance.sizes.T)
             sizes = replace(sizes, T=T, S=T + SLICES * ROWS, context=64) if T != sizes.T else sizes
             yield from self._first_that_runs(replace(instance, sizes=sizes), layout, FORMS_PER_LAYOUT)
@@ -193,6 +198,8 @@ class Search:
         target = self.case.target
         if inspect.isclass(target):
             yield from attempts(target, self.case.namespace, sizes)
+            like = like_example(target, example_arguments(self.case), sizes)
+            yield from [] if like is None else [like]
         elif inspect.isfunction(target):
             wrapped = FunctionWithWeights(target, sizes)
             text = f"{target.__name__}({', '.join(inspect.signature(target).parameters)})"
@@ -248,6 +255,9 @@ class Search:
         except Exception as error:  # whatever a learner's code raises is a result
             self.failures.append(self._failure(error, instance, form, trace))
             instance.repaired = replace(instance.repaired, lines=lines)  # repairs that did not help do not count
+            return None
+        if len(trace.nodes) > MANY_OPERATIONS and instance.sizes != SMALL:
+            self.too_long = True
             return None
         trace.returned = [trace.source(leaf) for leaf in leaves(returned)]
         made = {"case": self.case, "form": form, "inputs": inputs, "trace": trace, "returned": returned}

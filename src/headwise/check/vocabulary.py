@@ -7,6 +7,7 @@ values of everything else that has a name of its own, wherever it appears.
 
 import functools
 import re
+import unicodedata
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +17,37 @@ CONFIGURATION = re.compile(
 )
 
 
+# Words of other scripts, longest first where one begins another; accents are removed later.
+TRANSLATED = {
+    "输入": "input", "输出": "output", "模型": "model", "嵌入": "embed", "隐藏": "hidden", "维度": "dim", "维数": "dim",
+    "特征": "feature", "上下文": "context", "最大": "max", "序列": "seq", "长度": "len", "注意力": "attention",
+    "多头": "multihead", "头": "head", "数量": "num", "个数": "num", "大小": "size", "查询": "query", "键": "key",
+    "值": "value", "掩码": "mask", "遮罩": "mask", "丢弃": "drop", "失活": "drop", "偏置": "bias", "因果": "causal",
+    "批次": "batch", "记忆": "memory", "编码器": "encoder", "解码器": "decoder",
+    "入力": "input", "出力": "output", "モデル": "model", "埋め込み": "embed", "次元": "dim", "文脈": "context",
+    "系列": "seq", "ヘッド": "head", "クエリ": "query", "キー": "key", "バリュー": "value", "マスク": "mask",
+    "ドロップアウト": "dropout", "バイアス": "bias",
+    "입력": "input", "출력": "output", "모델": "model", "임베딩": "embed", "차원": "dim", "문맥": "context",
+    "시퀀스": "seq", "길이": "len", "헤드": "head", "개수": "num", "쿼리": "query", "마스크": "mask",
+    "드롭아웃": "dropout", "값": "value", "키": "key",
+    "вход": "input", "выход": "output", "модел": "model", "эмбеддинг": "embed", "размерность": "dim",
+    "размер": "size", "контекст": "context", "длина": "len", "голов": "head", "число": "num", "запрос": "query",
+    "ключ": "key", "значен": "value", "маск": "mask", "维": "dim", "数": "num", "長": "len", "수": "num",
+}  # fmt: skip
+
+
 def plain(name: str) -> str:
-    """A name without case and underscores: `n_embd`, `nEmbd` and `N_EMBD` become the same."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    """A name without case, underscores and accents: `n_embd`, `nEmbd` and `N_EMBD` become the same.
+
+    >>> plain("头数"), plain("têtes")
+    ('headnum', 'tetes')
+    """
+    word = name.lower()
+    if not word.isascii():
+        for foreign, english in TRANSLATED.items():
+            word = word.replace(foreign, english)
+        word = unicodedata.normalize("NFKD", word)
+    return re.sub(r"[^a-z0-9]", "", word)
 
 
 @dataclass(frozen=True)
@@ -78,7 +107,7 @@ SETTINGS = (
     Meaning("bias", "", r"bias"),
     Meaning("kv_heads", "", r"kvhead|keyvaluehead"),
     Meaning("head_width", "", r"head\w*(dim|size|width)|(dim|size|width)\w*head"),
-    Meaning("heads", "", r"num\w*head|^n\w*heads?$|n\w?heads?$|heads$"),
+    Meaning("heads", "", r"num\w*head|^n\w*heads?$|n\w?heads?$|heads$|cabez|cabec|kopf|koepf|tetes|^teste$|headnum"),
     Meaning("context", "", r"(max|context|seq|block|ctx|position)\w*(len|size|window|embeddings)"),
     Meaning("width", "", r"emb(d|ed|$)|hid(d?e?n|$)|dmodel|modeldim|channels", r"vocab|num|layers|act|fn|eps|pos"),
     Meaning("width", "", r"(in|input|inputs|feature|query|key|value|kv)(dim|size|width|features|channels?|filters)$"),
@@ -86,9 +115,9 @@ SETTINGS = (
 )  # fmt: skip
 
 ARGUMENTS = (
-    Meaning("query", "q xq tgt qx inputq qinput target qin qs hq"),
-    Meaning("key", "k xk kx inputk kinput kin ks hk"),
-    Meaning("value", "v xv vx inputv vinput vs vin hv"),
+    Meaning("query", "q xq tgt qx inputq qinput target qin qs hq consulta anfrage abfrage requete"),
+    Meaning("key", "k xk kx inputk kinput kin ks hk clave chave schlussel schluessel cle chiave"),
+    Meaning("value", "v xv vx inputv vinput vs vin hv wert werte"),
     Meaning(
         "memory",
         "context encout y kv cond cross crossx mem xkv kvinput enc keyvalue keyvalues keyvaluestates contexts "
@@ -99,14 +128,14 @@ ARGUMENTS = (
     Meaning(
         "mask",
         "lengths seqlens bias attnbias attentionbias keypadding srclens klens",
-        r"mask|valid|pad(s|ding)?$|(key|kv|token|tok)s?(ok|keep|allowed|visible|present)$|^(keep|visible|allowed|present)$",
+        r"mas[kc]|masque|valid|pad(s|ding)?$|(key|kv|token|tok)s?(ok|keep|allowed|visible|present)$|^(keep|visible|allowed|present)$",
     ),
     Meaning(
         "self",
         "x input inputs hiddenstates embeddings embedding src embedded tokens seq hidden inp sequence inputtensor xs "
         "emb embeds embed data inputdata features hs hiddenstate source inputembeddings inputseq e z tensor "
         "inputembedding inputx inputsequence xin embs feats h batch idx states inputids encoderinput tokenembeddings "
-        "inputsembeds layerinput",
+        "inputsembeds layerinput entrada eingabe entree ingresso",
     ),
     Meaning("length", "tgtlen seqlen seqlength length len querylen qlen numtokens targetlen tgtlength sequencelength"),
     Meaning("rotary", "cos sin", r"^(freq|rope|rotary|positionembedding|posemb)"),

@@ -31,17 +31,17 @@ LAYER = re.compile(r"\bnn\.(Linear|Parameter)\(")  # in the constructor of a cla
 def candidates(loaded: Loaded) -> list[tuple[str, Any]]:
     """Names and objects of everything that looks like attention, best first."""
     texts = _definitions(loaded)
-    scores = {}
+    scores, bodies = {}, {}
     for name, thing in loaded.namespace.items():
         if name.startswith("__") or name not in texts:
             continue
         used = [text for other, text in texts.items() if other != name and re.search(rf"\b{other}\b", texts[name])]
-        body = "\n".join([texts[name], *used])  # with the definitions it mentions
+        body = bodies[name] = "\n".join([texts[name], *used])  # with the definitions it mentions
         if inspect.isclass(thing):
             scores[name] = _class_score(name, thing, texts[name], body)
         elif inspect.isfunction(thing):
             scores[name] = _function_score(name, thing, body)
-    native = {name: score for name, score in scores.items() if not _is_foreign(loaded.namespace[name], texts[name])}
+    native = {name: score for name, score in scores.items() if not _is_foreign(loaded.namespace[name], bodies[name])}
     found = {name: score for name, score in (native or scores).items() if score > 0}
     if not any(found[name] > 0 for name in found if inspect.isclass(loaded.namespace[name])):
         # any class that attends itself, whatever its name

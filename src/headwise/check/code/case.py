@@ -11,6 +11,9 @@ from typing import Any
 
 from headwise.check.code.loader import Loaded
 from headwise.check.coverage import Coverage
+from headwise.check.vocabulary import call_role
+
+STREAMS = {"query", "key", "value"}
 
 
 @dataclass
@@ -320,6 +323,27 @@ class Case:
         calls = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Call) and n.lineno == line]
         given = [[ast.unparse(a) for a in [*n.args, *(k.value for k in n.keywords)]] for n in calls]
         return any(len(set(values)) < len(values) for values in given)
+
+    def exchanged_call(self) -> tuple[int, str, str] | None:
+        """A call that passes query, key and value, by their names, in another order than the function takes them.
+
+        The line, what the function calls one of its parameters, and the name that is passed for it.
+        """
+        nodes = [*ast.walk(ast.parse(self.source))]
+        defined = {n.name: [a.arg for a in n.args.args] for n in nodes if isinstance(n, ast.FunctionDef)}
+        defined["scaled_dot_product_attention"] = ["query", "key", "value"]
+        for call in (n for n in nodes if isinstance(n, ast.Call)):
+            taken = defined.get(getattr(call.func, "attr", getattr(call.func, "id", "")), [])
+            taken = [name for name in taken if name != "self"]
+            given = dict(zip(taken, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
+            pairs = [(name, node.id) for name, node in given.items() if isinstance(node, ast.Name)]
+            pairs = [(name, own) for name, own in pairs if call_role(own) in STREAMS and call_role(name) in STREAMS]
+            roles = [(call_role(name), call_role(own)) for name, own in pairs]
+            if {a for a, _ in roles} == {b for _, b in roles} == STREAMS and len(roles) == len(STREAMS):
+                odd = next(((name, own) for name, own in pairs if call_role(name) != call_role(own)), None)
+                if odd is not None:
+                    return call.lineno, *odd
+        return None
 
     def line_of_attribute(self, name: str) -> int | None:
         """The line that assigns an attribute, given as the name of a parameter in it."""

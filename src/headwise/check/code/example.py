@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from headwise.check.arguments import parameters_of
 from headwise.check.code.case import Case
 from headwise.check.code.intent import Stated
 from headwise.check.vocabulary import call_role
@@ -31,6 +32,21 @@ def example_shape(case: Case, name: str) -> Stated | None:
                 shape = _in_words(x, mask)
                 return None if shape is None else Stated(shape, call.lineno)
     return None
+
+
+def example_arguments(case: Case) -> dict[str, Any]:
+    """What the file's own example passes to the constructor, by the names of the parameters; empty without one."""
+    if not isinstance(case.target, type) or case.loaded is None:
+        return {}
+    parameters = [p.name for p in parameters_of(case.target)]
+    statements = list(_statements(ast.parse(case.source)))
+    for position, statement in enumerate(statements):
+        for call in (n for n in ast.walk(statement) if isinstance(n, ast.Call)):
+            given = dict(zip(parameters, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
+            if getattr(call.func, "id", "") == case.name and given:
+                with contextlib.suppress(Exception):  # it needs something that is not here
+                    return dict(zip(given, _values(statements[:position], list(given.values()), case), strict=True))
+    return {}
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:

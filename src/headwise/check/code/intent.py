@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from headwise.check.code.case import Case
+from headwise.check.vocabulary import call_role
 
 ON = r"(?:1s?|ones?|True|nonzero|non-zero)"
 OFF = r"(?:0s?|zeros?|False)"
@@ -76,6 +77,7 @@ def stated_shapes(case: Case, name: str) -> list[Stated]:
         others = r"\b\w*mask\w*\b"
         first = ARROW.split(said)[0]
         text = first if re.search(others, first) else said  # what follows is the shape that it is given later
+        text = "" if _is_of_other(case, line, name) else text
         for part in _about("" if _computes(text, name) or OTHER_MASK.search(text) else text, name, others):
             before = NEXT.split(part[:120])[0]
             near = re.match(r"\w+.{0,40}?[(\[]", before) is not None
@@ -83,6 +85,16 @@ def stated_shapes(case: Case, name: str) -> list[Stated]:
             shapes = [shape for group in groups if (shape := _shape(group.split(",")))]
             found += [Stated(shape, line) for shape in dict.fromkeys(shapes)]
     return found
+
+
+def _is_of_other(case: Case, line: int, name: str) -> bool:
+    """Whether a comment on a line of its own is followed by a statement that makes another mask."""
+    lines = case.source.splitlines()
+    if line == 0 or not lines[line - 1].lstrip().startswith("#"):
+        return False
+    code = next((text for text in lines[line:] if text.strip() and not text.lstrip().startswith("#")), "")
+    made = re.match(r"\s*(\w+)\s*=[^=]", code)
+    return made is not None and made[1] != name and call_role(made[1]) == "mask"
 
 
 def _shape(axes: list[str]) -> str:

@@ -144,7 +144,7 @@ class SourceText:
         if name is None and begun is None and not projects(self.text):
             return replace(unknown, doubts=[self.nothing])
         fragment = not any(isinstance(node, ast.ClassDef) for node in ast.walk(self.tree or ast.Module([], [])))
-        foreign = bool(OTHERS & imported(self.tree))
+        foreign = bool((OTHERS | {"numpy"}) & imported(self.tree))
         if (name is None or name in self.defines()) and not self.uses_torch() and (foreign or not fragment):
             return replace(unknown, doubts=["nothing in this file uses PyTorch, and only PyTorch can be judged"])
         return None

@@ -132,14 +132,14 @@ def _targets(statement: ast.Assign) -> list[ast.expr]:
     return [t for n in statement.targets for t in (n.elts if isinstance(n, ast.Tuple | ast.List) else [n])]
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, known: Iterable[str], least: float = NEAR) -> str | None:
     """The known name that is most like this one.
 
     >>> nearest("W_out", ["W_q", "W_o", "forward"]), nearest("linear", ["Linear", "Module"])
     ('W_o', 'Linear')
     """
     by_lower = {word.lower(): word for word in known if not word.startswith("__")}
-    found = difflib.get_close_matches(name.lower(), by_lower, 1, NEAR)
+    found = difflib.get_close_matches(name.lower(), by_lower, 1, least)
     return by_lower[found[0]] if found else None
 
 

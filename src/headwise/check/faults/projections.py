@@ -318,6 +318,8 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
                 return
             where = _line_of_swap(bound, reading, name, other)
             yield Finding("wrong-role", f"the {name} is made by {part.role.names[0]}", where)
+    if not given & {"query", "key", "value"} and not any(named.values()):
+        yield from _exchanged_names(bound)
     out = reading.output
     for name, part in parts.items() if out is not None else ():
         shared = out is not None and part.role.names and part.role.names == out.role.names
@@ -328,6 +330,14 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
     if out is not None and named_role(out.role) is not None and not out.role.plain:
         words = f"the output is made by {out.role.names[0]}"
         yield Finding("wrong-role", words, reading.core.output_line())
+
+
+def _exchanged_names(bound: Bound) -> Found:
+    """Names that a call passes in the wrong order; where weights and inputs have no names, nothing else shows it."""
+    call = bound.case.exchanged_call()
+    if call is not None:
+        line, parameter, passed = call
+        yield Finding("wrong-role", f"{passed} is passed as {parameter}", line)
 
 
 def _projection_line(bound: Bound, reading: AttentionReading, name: str) -> int | None:

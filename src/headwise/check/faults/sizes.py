@@ -351,7 +351,13 @@ def _names_of(layer: nn.Module, error: Exception) -> Iterator[str]:
 
 
 def _refused_width(bound: Bound, sizes: CallSizes) -> Found:
-    """An input width that is no multiple of the heads must not be refused: only the output width is split."""
+    """An input width that is no multiple of the heads must not be refused: only the output width is split.
+
+    Where other arguments say how wide the inputs are, as `q_dim` does, the width is that of all heads together.
+    """
+    given = bound.built.arguments.items()
+    if any(value == bound.sizes.E and constructor_role(name) in ("head_width", "value_width") for name, value in given):
+        return
     try:
         bound.resized(sizes)
     except (AssertionError, ValueError) as error:
@@ -375,6 +381,9 @@ def _different(bound: Bound, sizes: CallSizes, severity: str) -> Found:
     if other is None or other.output is None:
         return
     width = other.output.shape[-1]
+    if sizes.out != sizes.E and width == sizes.E:  # projected back, perhaps on purpose
+        yield Note("untried", f"whether the output should be as wide as the input: {what}, it is {width} wide")
+        return
     if sizes.out != sizes.E and width != sizes.out:
         yield Finding("widths-confused", f"{what}, the output is {width} wide", severity=severity)
         return

@@ -12,7 +12,9 @@ from headwise.check.code.case import Case
 from headwise.check.explain import nearest
 from headwise.check.faults.crashes import definition_of
 from headwise.check.mistakes import Finding
+from headwise.check.vocabulary import constructor_role, has_usual_value, is_configuration
 
+ALIKE = 0.8  # of two keys of one configuration: `attn_type` is not `attn_drop`
 CALLED = {"forward": "forward", "__init__": "init"}  # what torch and Python call, and the word in its name
 
 
@@ -40,7 +42,8 @@ def text_mistakes(case: Case) -> list[Finding]:
     definition = definition_of(ast.parse(case.source), case.target.__name__)
     if definition is None:
         return []
-    return [*_misspelled(definition, case.target), *_misspelled_super(definition), *_without_self(definition)]
+    misspelled = [*_misspelled(definition, case.target), *_misspelled_super(definition)]
+    return [*misspelled, *_without_self(definition), *_misspelled_keys(definition, case.source)]
 
 
 def _methods(definition: ast.ClassDef) -> list[ast.FunctionDef]:
@@ -72,6 +75,21 @@ def _fits(method: ast.FunctionDef, name: str) -> bool:
         return any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(method))
     stored = [n for n in ast.walk(method) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
     return any(getattr(n.value, "id", "") == "self" for n in stored)
+
+
+def _misspelled_keys(definition: ast.ClassDef, source: str) -> Iterator[Finding]:
+    """A key of the configuration that nothing defines, and that is almost another one that the class reads."""
+    for method in _methods(definition):
+        names = {a.arg for a in method.args.args if a.arg != "self" and is_configuration(a.arg)}
+        read = [n for n in ast.walk(method) if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") in names]
+        lines = {n.attr: n.lineno for n in reversed(read)}
+        known = [key for key in lines if constructor_role(key) is not None or has_usual_value(key)]
+        for key in lines.keys() - set(known):
+            near = nearest(key, known, ALIKE)
+            if near and not re.search(rf"(?<!\.)\b{key}\s*[:=]|[\"']{key}[\"']", source):
+                words = f"{ast.unparse(read[0].value)}.{key}; did you mean {near}, as in line {lines[near]}?"
+                yield Finding("missing-attribute", words, lines[key])
+                return
 
 
 def _without_self(definition: ast.ClassDef) -> Iterator[Finding]:

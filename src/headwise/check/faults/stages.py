@@ -16,7 +16,7 @@ from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.objects import tensors
 from headwise.check.proof import TOLERANCE, changed_maps, prediction_error
 from headwise.check.reading import AttentionReading, read
-from headwise.check.trace import ARITHMETIC, PRODUCTS, Core, Node, unnormalized_scores
+from headwise.check.trace import ARITHMETIC, PARTS, PRODUCTS, VIEWS, Core, Node, unnormalized_scores
 
 
 def unread_attention(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -75,7 +75,17 @@ def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
     elif part and not PARTIAL.search(getattr(bound.case.target, "__name__", "")):
         row = int((~moved).any(1).nonzero()[0])
         unseen = ", ".join(str(int(j)) for j in (~moved[row]).nonzero()[:3])
-        yield Finding("sees-a-part", f"token {row} and token {unseen} do not influence each other")
+        yield Finding("sees-a-part", f"token {row} and token {unseen} do not influence each other", _cut_line(bound))
+
+
+def _cut_line(bound: Bound) -> int | None:
+    """The first line that takes a part of the tokens, or gives their axis to something else."""
+    tokens = bound.inputs.query.shape[:2]
+    for node in bound.trace.nodes:
+        whole = bool(node.parents) and bound.trace.nodes[node.parents[0]].value.shape[:2] == tokens
+        if whole and node.op in PARTS | VIEWS and node.value.shape[:2] not in (tokens, (tokens.numel(),)):
+            return node.line
+    return None
 
 
 @of_stages

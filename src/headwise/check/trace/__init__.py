@@ -9,6 +9,7 @@ from headwise.check.trace.finder import AttentionNodes, find_attention, unnormal
 from headwise.check.trace.recorder import (
     ARITHMETIC,
     COMPARES,
+    PARTS,
     PRODUCTS,
     RANDOM,
     REPEATS,
@@ -24,7 +25,7 @@ from headwise.check.trace.recorder import (
 )
 
 __all__ = [
-    "ARITHMETIC", "COMPARES", "PRODUCTS", "RANDOM", "REPEATS", "SWAPS", "VIEWS", "AttentionNodes", "Core", "Node",
-    "TooLongError", "Trace", "error_line", "find_attention", "in_layer_constructor", "is_deliberate", "learner_line",
-    "unnormalized_scores",
+    "ARITHMETIC", "COMPARES", "PARTS", "PRODUCTS", "RANDOM", "REPEATS", "SWAPS", "VIEWS", "AttentionNodes", "Core",
+    "Node", "TooLongError", "Trace", "error_line", "find_attention", "in_layer_constructor", "is_deliberate",
+    "learner_line", "unnormalized_scores",
 ]  # fmt: skip

@@ -25,17 +25,37 @@ class AttentionNodes:
 
         Where scores are a sum of several products, as with relative positions, each may be the query-key product.
         """
-        for core in self._arrangements(B):
+        for core in self._arrangements(B, T):
             yield from core.with_heads_in_rows(T)
             yield core
         if len(self.softmax) == 1 and len(self.scores) > 1:
             for node in self.scores:
                 yield from replace(self, scores=[node])._arrangements(B)
 
-    def _arrangements(self, B: int) -> "Iterator[Core]":
+    def _row_by_row(self, B: int, T: int) -> "Iterator[Core]":
+        """Where there is one product per query: keys that a query leaves out come last, as in a causal loop."""
+        weights = [w if side == 0 else r.mT for w, r, side in zip(*_operands(self.products), self.sides, strict=True)]
+        values = [r if side == 0 else w.mT for w, r, side in zip(*_operands(self.products), self.sides, strict=True)]
+        heads = [_row(_batched(n.value)) for n in self.products]
+        query, key = zip(*(_query_and_keys(n) for n in self.scores), strict=True)
+        if any(x.shape[1] != 1 for x in (*weights, *query, *heads)):
+            return
+        groups = [range(i, i + T) for i in range(0, len(weights), T)]
+        longest = [max(group, key=lambda i: key[i].shape[1]) for group in groups]
+        S = max(k.shape[1] for k in key)
+        wide = [torch.nn.functional.pad(w, (0, S - w.shape[-1])) for w in weights]
+        joined = [[torch.cat([x[i] for i in group], 1) for group in groups] for x in (wide, query, heads)]
+        for order in _orders(joined[0], B):
+            weights4, query4, heads4 = (order(x) for x in joined)
+            key4, value4 = order([key[i] for i in longest]), order([values[i] for i in longest])
+            yield Core(query4, key4, value4, weights4, None, heads4, self, True, f"{order.kind}, one product per query")
+
+    def _arrangements(self, B: int, T: int = 0) -> "Iterator[Core]":
         first = self.sides[0] == 0
         left, right = _operands(self.products)
         heads = [_batched(n.value) for n in self.products]
+        if T > 1 and len(left) % T == 0 and len(self.scores) == len(left):
+            yield from self._row_by_row(B, T)
         if not first:  # (weights @ values) computed as (valuesᵀ @ weightsᵀ)ᵀ
             left, right, heads = [t.mT for t in right], [t.mT for t in left], [t.mT for t in heads]
         query, key = _operands(self.scores)
@@ -172,6 +192,19 @@ def _first_products(trace: Trace, node: Node) -> list[tuple[Node, int]]:
     return found
 
 
+def _query_and_keys(node: Node) -> tuple[Tensor, Tensor]:
+    """(N, 1, D) and (N, S, D) of a product of one query with its keys, on whichever side it stands."""
+    left, right = _operands([node])
+    if left[0].shape[1] == 1 and (right[0].dim() == 3 and right[0].shape[1] == left[0].shape[2]):
+        return left[0], right[0].mT
+    return _row(right[0]), left[0]
+
+
+def _row(x: Tensor) -> Tensor:
+    """One row (N, 1, D), from a row or a column."""
+    return x if x.shape[1] == 1 else x.mT
+
+
 @dataclass(frozen=True)
 class BatchOrder:
     """How batch and heads lie in the products: reads a list of (N, R, C) tensors as one (B, H, R, C)."""
@@ -221,4 +254,5 @@ def _real(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _batched(t: Tensor) -> Tensor:
-    return t if t.dim() == 3 else t[None]
+    """(N, R, C), of a matrix, or of a vector as one column."""
+    return t if t.dim() == 3 else t[None, :, None] if t.dim() == 1 else t[None]

@@ -6,7 +6,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -133,7 +133,8 @@ class Trace(TorchDispatchMode):
         for out in tree_leaves(result):
             if isinstance(out, Tensor):
                 value = out.detach().clone() if out.device.type != "meta" else out
-                self._add(Node(len(self.nodes), name, parents, value, numbers, stack, operands, sources), out)
+                node = Node(len(self.nodes), name, parents, value, numbers, stack, operands, sources)
+                self._add(self._as_product(node, plain) if name == "sum" else node, out)
                 self._kept += given
         return result
 
@@ -143,6 +144,26 @@ class Trace(TorchDispatchMode):
         self._producer[id(out)] = node.index
         if node.op.endswith("_") and not node.op.endswith("__"):
             self._written[out.untyped_storage().data_ptr()] = node.index
+
+    def _as_product(self, node: Node, arguments: list[Any]) -> Node:
+        """A sum over one axis of `a * b`, in which each has an axis of its own: the product of matrices that it is."""
+        above = self.nodes[node.parents[0]] if node.parents else node
+        factors = [self.nodes[p].value for p in above.parents]
+        summed = [leaf for leaf in arguments if type(leaf) is int]
+        if above.op != "mul" or len(factors) != 2 or len(summed) != 1 or factors[0].dim() != factors[1].dim():
+            return node
+        shape, over = above.value.shape, summed[0] % above.value.dim()
+        own = [_own_axes(*factors), _own_axes(*reversed(factors))]
+        if [len(axes) for axes in own] != [1, 1] or any(factor.shape[over] != shape[over] for factor in factors):
+            return node
+        first, second = (0, 1) if own[0] < own[1] else (1, 0)
+        (row,), (column,) = own[first], own[second]
+        rest = [i for i in range(len(shape)) if i not in (over, row, column)]
+        sizes = [shape[i] for i in rest]
+        left = factors[first].permute(*rest, row, over, column)[..., 0].expand(*sizes, -1, -1).flatten(0, -3)
+        right = factors[second].permute(*rest, over, column, row)[..., 0].expand(*sizes, -1, -1).flatten(0, -3)
+        sources: list[int | None] = [above.parents[first], above.parents[second]]
+        return replace(node, op="bmm", value=left @ right, operands=[left, right], operand_nodes=sources)
 
     def source(self, tensor: Tensor) -> int | None:
         """The node that gave a tensor its present values; None for a tensor from outside."""
@@ -218,7 +239,7 @@ class Trace(TorchDispatchMode):
 
     def softmax_nodes(self) -> list[Node]:
         """Where scores become weights: a softmax, or exponentials divided by their sum."""
-        named = [node for node in self.nodes if node.op in SOFTMAX and node.value.dim() >= 2]
+        named = [node for node in self.nodes if node.op in SOFTMAX and node.value.dim() >= 1]
         return named or list(self._softmax_by_hand())
 
     def misaligned_softmax(self) -> Node | None:
@@ -259,6 +280,11 @@ class Trace(TorchDispatchMode):
                 near += [self.nodes[p] for n in near for p in n.parents]
                 if any(n.op == "exp" for n in near) and (node.value >= 0).all() and _sums_to_one(node.value):
                     yield node
+
+
+def _own_axes(a: Tensor, b: Tensor) -> list[int]:
+    """Axes along which a has several numbers and b has one."""
+    return [axis for axis in range(a.dim()) if a.shape[axis] > 1 == b.shape[axis]]
 
 
 def _numbers(leaves: list[Any]) -> Iterator[float]:

@@ -368,3 +368,80 @@ def test_one_head_that_is_listed_several_times_is_told_as_shared_weights_where_t
     assert [f.name for f in report.wrong] == ["heads-share-weights"], report
     assert "ModuleList" in report.wrong[0].text
     assert not any("averaged" in words for words in report.variants)
+
+
+ALWAYS = write("fused").replace("dropout=0.0", "causal=False").replace("self.drop = dropout", "self.causal = causal")
+ALWAYS = ALWAYS.replace("        att = F.dropout(att, self.drop, self.training)\n", "")
+CONFIGURED = """
+import torch.nn.functional as F
+from torch import nn
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        assert config.n_embd % config.n_head == 0
+        self.n_haed, self.n_embd = config.n_haed, config.n_embd
+        self.c_attn, self.c_proj = nn.Linear(config.n_embd, 3 * config.n_embd), nn.Linear(config.n_embd, config.n_embd)
+
+    def forward(self, x):
+        B, T, C = x.size()
+        q, k, v = (t.view(B, T, self.n_haed, -1).transpose(1, 2) for t in self.c_attn(x).split(self.n_embd, dim=2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+"""
+ARRAYS = """
+import numpy as np
+
+
+def self_attention(Q, K, V):
+    scores = Q @ K.transpose(0, 1, 3, 2) / K.shape[-1] ** 0.5
+    weights = np.exp(scores) / np.sum(np.exp(scores), axis=-1, keepdims=True)
+    return weights @ V
+
+
+def multi_head_attention(Q, K, V, n_heads):
+    b, l, d = Q.shape
+    q, k, v = (x.reshape(b, l, n_heads, d // n_heads).transpose(0, 2, 1, 3) for x in (Q, K, V))
+    return self_attention(q, k, v).transpose(0, 2, 1, 3).reshape(b, l, d)
+"""
+
+
+def test_a_causal_mask_that_no_switch_turns_off_is_an_option_without_effect(tmp_path):
+    report = judged(tmp_path, ALWAYS)
+    assert report.cause == "option-ignored"
+    assert report.wrong[0].detail == "it is causal with causal=False as well"
+    assert "masked_fill" in report.wrong[0].text
+
+
+def test_a_misspelled_key_of_the_configuration_is_named_with_the_key_that_was_meant(tmp_path):
+    found = judged(tmp_path, CONFIGURED).wrong
+    assert [f.detail for f in found] == ["config.n_haed; did you mean n_head, as in line 9?"]
+    defined = CONFIGURED + "\n\nclass Config:\n    n_haed = 4\n    n_head = 4\n    n_embd = 32\n"
+    assert judged(tmp_path, defined).cause != "missing-attribute"
+
+
+def test_functions_written_for_numpy_are_not_judged(tmp_path):
+    report = judged(tmp_path, ARRAYS)
+    assert (report.verdict, report.findings) == ("unknown", [])
+    beside = judged(tmp_path, f"import torch\n{ARRAYS}\n\nx = torch.zeros(1)\n")
+    assert beside.verdict != "wrong", beside
+
+
+def test_a_comment_on_another_mask_says_nothing_about_the_argument(tmp_path):
+    said = "        # an additive mask of shape (1, T, S)\n        future_mask = scores.new_zeros(1, 1, 1)\n"
+    report = judged(tmp_path, RIGHT.replace("        weights =", f"{said}        weights =", 1))
+    assert report.verdict == "right", report
+
+
+def test_an_output_projected_back_to_the_input_width_is_not_called_wrong(tmp_path):
+    text = LISTED.replace(
+        "        self.heads =", "        self.out = nn.Linear(num_heads * d_out, d_in)\n        self.heads ="
+    )
+    text = text.replace("[CausalAttention(d_in, d_out, context_length)] * num_heads",
+                        "CausalAttention(d_in, d_out, context_length) for _ in range(num_heads)")  # fmt: skip
+    text = text.replace("return torch.cat([head(x) for head in self.heads], dim=-1)",
+                        "return self.out(torch.cat([head(x) for head in self.heads], dim=-1))")  # fmt: skip
+    report = judged(tmp_path, text)
+    assert report.verdict == "partial", report
+    assert any("whether the output should be as wide as the input" in item.words for item in report.certificate)

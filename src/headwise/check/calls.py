@@ -361,6 +361,8 @@ def _with_fixed(form: CallForm, parameters: list[inspect.Parameter], sizes: Call
     open_masks = [p.name for p in parameters if p.name in form.masks and p.default is None]
     if open_masks:  # a mask that is optional by its default but needed in fact
         yield from (replace(form, fixed={open_masks[0]: mask}) for mask in _neutral_masks(sizes))
+    one = [alone | {name: form.roles[name]} for name in optional] if len(optional) > 1 and alone else []
+    yield from (replace(form, roles=roles, fixed=values) for roles in one for values in fixed)  # one instead of another
     if optional and alone:
         alone = _settled(alone, {p.name: p for p in parameters})
         yield from (replace(form, roles=alone, fixed=values) for values in fixed)

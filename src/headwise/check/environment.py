@@ -2,7 +2,10 @@
 
 import contextlib
 import copy
+import functools
+import inspect
 import pdb
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from headwise.check.objects import signature
 from headwise.check.trace import learner_line
+from headwise.check.vocabulary import plain
 
 # The environment of a call: small faults repaired, no warnings, double precision.
 
@@ -87,9 +91,29 @@ def mutable_defaults(thing: Any) -> dict[str, Any]:
     return {p.name: p.default for p in signature(thing) if isinstance(p.default, list | dict | set)}
 
 
+FORGETS = re.compile(r"(reset|clear|empty)(kv)?(caches?|states?|memory|all)?")
+
+
+def forget(thing: Any) -> bool:
+    """Call the method by which an object forgets earlier calls, such as `reset_cache()`; whether it has one."""
+    cls: type = type(thing)
+    name = _forgets(cls)
+    if name is not None:
+        getattr(thing, name)()
+    return name is not None
+
+
+@functools.cache
+def _forgets(cls: type) -> str | None:
+    """The name of such a method that takes no arguments."""
+    names = (n for n, f in vars(cls).items() if inspect.isfunction(f) and FORGETS.fullmatch(plain(n)))
+    return next((n for n in names if len(inspect.signature(vars(cls)[n]).parameters) == 1), None)
+
+
 @contextlib.contextmanager
 def restored_defaults(thing: Any) -> Iterator[None]:
-    """Afterwards, the defaults of a call's arguments hold what they held before."""
+    """Every call is the first: state is forgotten before it, and afterwards defaults hold what they held before."""
+    forget(thing)
     kept = [(default, copy.copy(default)) for default in mutable_defaults(thing).values()]
     try:
         yield

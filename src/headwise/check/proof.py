@@ -115,7 +115,7 @@ def prediction_error(bound: Bound, reading: AttentionReading) -> float | None:
     if made is None or scores is None or scores.after == "random":
         return None
     inputs = make_inputs(bound.form, bound.sizes, seed=7)
-    output = bound.form.result(bound.call(inputs), inputs)
+    output = bound.output_of(inputs)
     if output is None:
         return None
     visible, H = reading.visible, reading.core.heads.shape[1]

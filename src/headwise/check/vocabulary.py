@@ -120,7 +120,7 @@ ARGUMENTS = (
     Meaning("value", "v xv vx inputv vinput vs vin hv wert werte"),
     Meaning(
         "memory",
-        "context encout y kv cond cross crossx mem xkv kvinput enc keyvalue keyvalues keyvaluestates contexts "
+        "c context encout y kv cond cross crossx mem xkv kvinput enc keyvalue keyvalues keyvaluestates contexts "
         "encoutput xcontext encoutputs keyvalueinput xenc encx enctensor keyvaluesource x2 xother",
     ),
     Meaning("self", "", r"qkv"),

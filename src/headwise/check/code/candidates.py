@@ -42,7 +42,7 @@ def candidates(loaded: Loaded) -> list[tuple[str, Any]]:
         elif inspect.isfunction(thing):
             scores[name] = _function_score(name, thing, body)
     native = {name: score for name, score in scores.items() if not _is_foreign(loaded.namespace[name], bodies[name])}
-    found = {name: score for name, score in (native or scores).items() if score > 0}
+    found = {name: score for name, score in native.items() if score > 0}
     if not any(found[name] > 0 for name in found if inspect.isclass(loaded.namespace[name])):
         # any class that attends itself, whatever its name
         classes = [name for name in native if inspect.isclass(loaded.namespace[name]) and WEIGHTS.search(texts[name])]

@@ -108,6 +108,22 @@ def _shape(axes: list[str]) -> str:
     return f"({','.join([*first, *letters[:-1], 'S'])})" if known else ""
 
 
+def states_boolean(case: Case, name: str) -> int | None:
+    """The line that says that this mask holds booleans: a word of the text, or the type of the argument."""
+    typed = rf"\b{re.escape(name)}\s*:\s*[^,=)]*\b(BoolTensor|Bool\[)"
+    lines = enumerate(case.source.splitlines(), 1)
+    annotated = next((n for n, text in lines if re.search(typed, text)), None)
+    told = ((n, part) for n, text in _statements(case) for part in _described(text, name))
+    said = (n for n, part in told if re.search(r"\bbool(ean|s)?\b", part, re.IGNORECASE))
+    return next(said, annotated)
+
+
+def _described(text: str, name: str) -> Iterator[str]:
+    """What a line says of this mask, with the two words before its name, as in `an optional boolean mask`."""
+    before = re.search(r"((?:\w+\s+){0,2})$", text.partition(name)[0]) if name in text else None
+    yield from ((before[1] if before is not None else "") + part for part in _about(text, name))
+
+
 def stated_window(case: Case, sizes: dict[str, int]) -> tuple[str, int, int] | None:
     """The argument that a window is named for, how many keys a token sees, and the line that says so."""
     for name, size in sizes.items():
@@ -206,7 +222,8 @@ def states_batch_first(case: Case, names: Iterable[str]) -> int | None:
     first = [
         n for n, text in _statements(case) if re.search(said, text, re.I) and not re.search("not batch", text, re.I)
     ]
-    second = [n for n, text in _statements(case) if re.search(rf"[(\[]\s*\w+\s*,\s*{BATCH}\s*,", text, re.I)]
+    whole = rf"[(\[]\s*\w+\s*,\s*{BATCH}\s*,\s*\w+\s*[)\]]"  # with heads, it is what something becomes later
+    second = [n for n, text in _statements(case) if re.search(whole, text, re.I)]
     first = first or [n for n, text in _statements(case) if re.search(DESCRIBED, text, re.I) and "#" not in text]
     return first[0] if first and not second else None
 

@@ -43,7 +43,16 @@ def constructor_switch(bound: Bound, reading: AttentionReading | None) -> Found:
                 other = _called_causally(bound, bound.rebuilt(**{name: True}))
                 yield from _switched(other, name)
                 yield from _masked_beside(bound, reading, other, name)
+                yield from _still_causal(bound.called(thing=bound.rebuilt(**{name: False})), name)
             return
+
+
+def _still_causal(off: Bound, name: str) -> Iterator[Finding]:
+    """A causal mask that cannot be switched off."""
+    seen = read(off)
+    if seen is not None and seen.pattern == "causal" and "causal" in name:
+        line = seen.core.mask_line() or triangle_line(off.case, seen) or seen.core.softmax_line
+        yield Finding("option-ignored", f"it is causal with {name}=False as well", line)
 
 
 def _called_causally(bound: Bound, thing: object) -> Bound:

@@ -13,13 +13,14 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, leaves
-from headwise.check.environment import mutable_defaults, restored_defaults
+from headwise.check.environment import forget, mutable_defaults, restored_defaults
 from headwise.check.faults.mask_meaning import is_boolean
 from headwise.check.faults.options import (
     POSITION,
     cache_arguments,
     cache_candidates,
     is_position,
+    is_stacked,
     optional_arguments,
 )
 from headwise.check.faults.parts import odd_line
@@ -63,7 +64,7 @@ def _caches(returned: Any, length: int) -> Iterator[Any]:
     """Parts of what was returned that hold keys and values of exactly this many tokens."""
     for part in cache_candidates(returned, length):
         held = [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
-        if len(held) == 2 and all(leaf.dim() >= 3 for leaf in held):
+        if (len(held) == 2 or is_stacked(part)) and all(leaf.dim() >= 3 for leaf in held):
             yield part
 
 
@@ -136,6 +137,34 @@ def stepwise(bound: Bound, reading: AttentionReading | None) -> Found:
         free = [p for p in list(inspect.signature(method).parameters.values())[1:] if p.default is p.empty]
         if len(free) == 1:
             yield from _stepped(bound, name)
+
+
+def pieces(bound: Bound, reading: AttentionReading | None) -> Found:
+    """An object that remembers earlier calls until it is reset must give for pieces what it gives for the whole."""
+    thing, whole = copy.deepcopy(bound.thing), bound.output
+    if whole is None or bound.sizes.T < 4 or not forget(thing):
+        return
+    T, outputs, trace = bound.sizes.T, [], Trace(bound.case.filename)
+    cuts = (slice(0, T - 2), slice(T - 2, T - 1), slice(T - 1, T))  # the second piece shows what the first one left
+    for part in cuts:
+        trace = Trace(bound.case.filename)
+        inputs = Inputs(*(x[:, part] for x in bound.inputs))
+        try:
+            with bound.running(), torch.no_grad(), trace:
+                outputs.append(bound.form.result(bound.form.unguarded(thing, inputs.copied()), inputs))
+        except Exception as error:
+            words = f"in pieces, without a reset in between: {type(error).__name__}: {error}".splitlines()[0][:200]
+            yield Finding("cache-differs", words, error_line(error, bound.case.filename))
+            return
+    alone = [bound.output_of(Inputs(*(x[:, part] for x in bound.inputs))) for part in cuts]
+    if all(a is not None and b is not None and same(a, b) for a, b in zip(alone, outputs, strict=True)):
+        return  # nothing is remembered in evaluation mode
+    wrong = [p for p, out in zip(cuts, outputs, strict=True) if out is None or not same(out, whole[:, p])]
+    if not wrong:
+        yield Note("good", "in pieces: same result")
+        return
+    words = f"tokens given piece by piece get another result than together, from token {wrong[0].start} on"
+    yield Finding("cache-differs", words, bound.case.line_of_state())
 
 
 def _stepped(bound: Bound, name: str) -> Found:

@@ -13,7 +13,7 @@ from headwise.check.arguments import plain
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, make_inputs
 from headwise.check.code.example import example_shape
-from headwise.check.code.intent import stated_meaning, stated_shapes, states_left_padding
+from headwise.check.code.intent import stated_meaning, stated_shapes, states_boolean, states_left_padding
 from headwise.check.explain import condition
 from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.mask_meaning import (
@@ -66,7 +66,7 @@ def mask_arguments(bound: Bound, reading: AttentionReading | None) -> Found:
     for argument in measured(bound, reading):
         assert reading is not None  # noqa: S101 - otherwise nothing is measured
         yield from _against_words(argument, bound, reading)
-        found = [*misused(argument, bound, reading), *_overwritten(argument), *_raised(argument)]
+        found = [*misused(argument, bound, reading), *_overwritten(argument, bound), *_raised(argument)]
         found += _without_own_branch(argument, bound) if argument.meaning and not found else []
         if not argument.meaning and not found:
             found += _without_effect(argument, bound, reading)
@@ -142,6 +142,8 @@ def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
             )
             line = bound.case.line_with(rf"\b{names}\s*=\s*{names}\W") or tried[0].line
             return [Finding("mask-crashes", words.splitlines()[0][:200], line)]
+    if (refused := _refused_booleans(argument, bound)) is not None:
+        return [refused]
     if re.search(rf"{names}\.dtype\s*(==|is|!=)\s*torch\.bool", source):
         tried = [t for t in argument.tried if t.mask.dtype == torch.bool and t.error is None]
         leaks = next((t for t in tried if t.meaning in ("leaks", "additive")), None)
@@ -149,6 +151,20 @@ def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
             words = f"argument {argument.name}, shape {leaks.shape}, of booleans: hidden keys keep some weight"
             return [Finding("mask-leaks", words, bound.case.line_with(r"masked_fill|where\(") or leaks.line)]
     return []
+
+
+def _refused_booleans(argument: MaskArgument, bound: Bound) -> Finding | None:
+    """A mask of booleans that raises in every shape, where the text asks for booleans and numbers work."""
+    said = states_boolean(bound.case, argument.name)
+    tried = [t for t in argument.tried if t.mask.dtype == torch.bool]
+    numbers = any(t.mask.dtype != torch.bool and t.error is None for t in argument.tried)
+    if said is None or not tried or not numbers or argument.meaning not in ("keep", "drop"):
+        return None
+    if not all(isinstance(t.error, RuntimeError | TypeError) for t in tried):
+        return None
+    shape = next((t for t in tried if t.shape in argument.shapes()), tried[0])
+    words = f"argument {argument.name}, of booleans, as line {said} says: {type(shape.error).__name__}: {shape.error}"
+    return Finding("mask-crashes", words.splitlines()[0][:200], shape.line)
 
 
 def _widened_before(bound: Bound, argument: MaskArgument, tried: TriedMask) -> int | None:
@@ -204,11 +220,14 @@ def _by_head_instead(argument: MaskArgument, bound: Bound, reading: AttentionRea
     return []
 
 
-def _overwritten(argument: MaskArgument) -> Iterator[Finding]:
+def _overwritten(argument: MaskArgument, bound: Bound) -> Iterator[Finding]:
     """A call must not write into the mask it is given."""
     tried = next((t for t in argument.tried if t.modified), None)
     if tried is not None:
-        yield Finding("input-modified", f"the argument {argument.name} has different values after the call", tried.line)
+        nodes = bound.called({argument.name: tried.mask.clone()}).trace.nodes
+        written = (n.line for n in nodes if n.op.endswith("_") and n.line not in (None, *lines_run(bound)))
+        words = f"the argument {argument.name} has different values after the call"
+        yield Finding("input-modified", words, next(written, tried.line))
 
 
 def misused(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
@@ -236,8 +255,29 @@ def _example(tried: TriedMask) -> str:
     return f": in head {h}, query {t} {has} weight on key {s}"
 
 
+def _on_values(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Finding | None:
+    """A mask that sets the values of hidden keys to zero and leaves the weights as they are."""
+    for tried in (t for t in argument.tried if t.error is None and t.meant is not None and t.mask.dim() > 1):
+        other = bound.called({argument.name: tried.mask.clone()})
+        core = MaskTrial(bound, reading, argument.name).same_arrangement(other)
+        if core is None or core.weights.shape != reading.core.weights.shape or tried.meant is None:
+            continue
+        empty, hidden = (core.value == 0).all(-1), ~tried.meant.any(2)  # (B, H, S)
+        visible = ~tried.meant.all(2)
+        if hidden.any() and torch.equal(hidden, visible) and same(core.weights, reading.core.weights):
+            inside = torch.equal(empty, hidden.expand(empty.shape)) or torch.equal(empty, ~hidden.expand(empty.shape))
+            lines = [n.line for n in core.behind("value") if n.line not in (None, *lines_run(bound))]
+            if inside and not (reading.core.value == 0).all(-1).any():
+                words = f"argument {argument.name}, shape {tried.shape}: values become zero, the weights stay"
+                return Finding("mask-on-values", words, next(iter(lines), tried.line))
+    return None
+
+
 def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
     meanings = {t.meaning for t in argument.tried if t.error is None} - {"misfit"}
+    if (emptied := _on_values(argument, bound, reading)) is not None:
+        yield emptied
+        return
     tried = argument.first("leaks") or argument.first("nan")
     needed = bound.form.fixed.get(argument.name) is not None  # what it takes is known, and is none of these
     if not meanings or (meanings == {"other"} and _usual_shapes_raise(argument)):

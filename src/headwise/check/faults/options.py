@@ -47,8 +47,11 @@ def without_keys(bound: Bound, reading: AttentionReading | None) -> Found:
     try:
         other = bound.called(form=form, inputs=make_inputs(form, bound.sizes))
     except Exception as error:
+        others = [p.name for p in optional_arguments(bound) if call_role(p.name) in ("key", "value", "memory")]
         if is_deliberate(error):
             yield Note("good", f"{', '.join(optional)} cannot be left out")
+        elif others:
+            yield Note("untried", f"{words}, as {', '.join(others)} may stand in its place")
         else:
             said = f"{words}: {type(error).__name__}: {error}".splitlines()[0][:160]
             yield Finding("option-crashes", said, error_line(error, bound.case.filename))
@@ -130,6 +133,8 @@ def _refuses_inputs(bound: Bound, p: inspect.Parameter) -> Finding | None:
         errors += [_error_with(bound, bound.inputs, {p.name: bits})] if length == bound.sizes.T else []
     first = errors[0]
     if first is None or any(error is None or is_deliberate(error) for error in errors):
+        return None
+    if "values to unpack" in str(first):  # it takes several tensors, such as keys and values
         return None
     line = error_line(first, bound.case.filename)
     words = f"{p.name}: {condition(first) or f'{type(first).__name__}: {first}'}".splitlines()[0][:160]
@@ -587,8 +592,13 @@ def cache_candidates(returned: Any, length: int) -> Iterator[Any]:
     parts = list(returned.values()) if isinstance(returned, dict) else parts
     for part in reversed(parts):
         held = [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
-        if len(held) >= 2 and all(leaf.dim() >= 3 and length in leaf.shape for leaf in held):
+        if (len(held) >= 2 or is_stacked(part)) and all(leaf.dim() >= 3 and length in leaf.shape for leaf in held):
             yield part
     tensors = [part for part in parts if isinstance(part, Tensor) and part.dim() == 4]
     if len(tensors) >= 2:
         yield tuple(tensors[-2:])
+
+
+def is_stacked(part: Any) -> bool:
+    """Whether this is one tensor of keys and values, (2, B, H, S, D) or (B, 2, H, S, D)."""
+    return isinstance(part, Tensor) and part.dim() == 5 and 2 in part.shape[:2]

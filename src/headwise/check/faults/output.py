@@ -55,8 +55,21 @@ def head_merge(bound: Bound, reading: AttentionReading) -> Found:
     elif _is_per_head(reading):
         words = "every slice of the output depends on one head only"
         yield Finding("out-proj-per-head", words, core.output_line())
+    elif lost := _lost_numbers(reading):
+        yield Finding("heads-overwritten", lost, core.writing_line() or core.merge_line())
     else:
         yield Note("good", "head merge")
+
+
+def _lost_numbers(reading: AttentionReading) -> str:
+    """Which numbers of the heads do not reach the output, in words; empty where all do."""
+    out, (H, Dv) = reading.output, reading.core.heads.shape[1::2]
+    if out is None or out.before or out.fit.weight.shape[1] != H * Dv:
+        return ""
+    reach = out.fit.weight.abs().amax(0).unflatten(0, (H, Dv))
+    dead = (reach < 1e-9 * reach.max()).sum(1)
+    heads = [f"{int(n)} of the {Dv} numbers of head {h}" for h, n in enumerate(dead) if n]
+    return f"{', '.join(heads[:2])}{', …' if len(heads) > 2 else ''} are missing" if heads else ""
 
 
 def _is_per_head(reading: AttentionReading) -> bool:

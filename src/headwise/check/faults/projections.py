@@ -288,7 +288,7 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
     if {"query", "key", "value"} <= given:
         turned = (parts["query"].source, parts["key"].source) == ("key", "query") and _is_turned(reading)
         for name, part in parts.items():
-            if turned and part.source == "key":
+            if turned and part.source == "key" and reading.scores is not None and reading.scores.axis == "keys":
                 yield Finding("scores-transposed", TURNED, reading.core.turned_line())
             elif part.source != name and not (turned and part.source == "query"):
                 whole = part.source in parts and _share_weights(part, parts[part.source])  # another one in its place

@@ -69,6 +69,9 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         return
     if scores.axis == "keys":
         yield Note("good", "softmax axis")
+    elif scores.axis == "queries" and scores.swapped and core.turned_after_softmax:
+        words = "the softmax runs over the keys, and the product with the values sums over the queries"
+        yield Finding("weights-transposed", words, core.reader("value").line)
     else:
         layer = next((n for n, m in named_layers(bound.thing) if isinstance(m, nn.Softmax)), None)
         made = None if layer is None else bound.case.line_of_attribute(layer.rpartition(".")[2])

@@ -109,7 +109,7 @@ def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:
     summed = reading.core.query.shape[-1]  # over how many numbers the first product sums
     numbers = columns == rows and rows in (bound.sizes.D, bound.sizes.E) and rows != H
     if numbers and (summed % T == 0 or reading.core.was_split_into(H, rows)):
-        turned = None if summed % T == 0 else reading.core.swap_line()
+        turned = reading.core.swap_line(T if summed % T == 0 else None)
         yield Finding("attends-over-features", words, turned or line)
     elif columns == rows == H or columns in (bound.sizes.H, bound.sizes.D):
         by_name = re.search("einsum|rearrange", bound.case.text(line)) is not None

@@ -514,7 +514,11 @@ def _stuck(bound: Bound) -> Iterator[Finding]:
         stuck = [n for n, p in zero.items() if p.grad is not None and not p.any() and not p.grad.any()]
         if len(stuck) > 1 and all(_matters(bound, tensors(bound.thing)[name]) for name in stuck):
             words = f"{_some(stuck)} are all zero after {STEPS} steps of training"
-            yield Finding("never-learns", words, bound.case.line_with(r"zeros?_\(|constant_\(|fill_\("))
+            yield Finding(
+                "never-learns",
+                words,
+                bound.case.line_with(r"zeros?_\(|constant_\(|fill_\(|\.zero_\(|Parameter\(\s*torch\.zeros"),
+            )
 
 
 def _is_idle(bound: Bound, tensor: Tensor) -> bool:

@@ -170,6 +170,14 @@ class Core:
         behind = (n for n in self.behind(name, PRODUCTS) if n.op in PARTS and n.line not in (None, self.score_line))
         return next((n.line for n in behind if n.value.numel() < self.trace.nodes[n.parents[0]].value.numel()), None)
 
+    @property
+    def turned_after_softmax(self) -> bool:
+        """Whether the product with the values reads the transpose of what left the softmax."""
+        made, product = self.nodes.softmax[0].value, self.nodes.products[0]
+        read = product.operands[self.nodes.sides[0] - 2]
+        tables = [x.reshape(-1, *x.shape[-2:]) for x in (made, read)] if min(made.dim(), read.dim()) > 1 else []
+        return len(tables) == 2 and tables[0].mT.shape == tables[1].shape and torch.equal(tables[0].mT, tables[1])
+
     def turned_line(self) -> int | None:
         """The last line between the scores and their product with the values that swaps queries and keys."""
         start, end = self.nodes.scores[0].index, self.nodes.products[0].index
@@ -260,10 +268,10 @@ class Core:
     def _ops_behind(self, node: Node) -> set[str]:
         return {n.op for n in self.trace.ancestors([node.index])}
 
-    def swap_line(self) -> int | None:
-        """The last line between projection and product that swaps axes of the queries."""
+    def swap_line(self, last: int | None = None) -> int | None:
+        """The last line between projection and product that swaps axes of the queries, with this size put last."""
         behind = (n for n in self.behind("query", PRODUCTS) if n.op in SWAPS and n.line not in (None, self.score_line))
-        return next((n.line for n in behind if n.value.dim() >= 4), None)
+        return next((n.line for n in behind if n.value.dim() >= 4 and last in (None, n.value.shape[-1])), None)
 
     def split_line(self, name: str = "query") -> int | None:
         """The line that mixes up the axes between projection and product, or else the view that makes the heads."""
@@ -327,6 +335,12 @@ class Core:
     def _joins(self, node: Node) -> bool:
         """Whether a view puts the heads side by side: (B, T, H·D) or (B·T, H·D)."""
         return node.value.dim() <= 3 and node.value.shape[-1] == self.heads.shape[1] * self.heads.shape[3]
+
+    def writing_line(self) -> int | None:
+        """The first line after the products that copies heads into a tensor that was made before them."""
+        start = min(n.index for n in self.nodes.products)
+        written = (n.line for n in self.trace.nodes[start:] if n.op in ("copy_", "add_", "index_put_") and n.line)
+        return next(written, None)
 
     def output_line(self) -> int | None:
         """The line of the last product, which makes the output; without one, the last line that computes."""

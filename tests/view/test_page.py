@@ -13,7 +13,7 @@ from headwise import AttentionMap, OptionError, Scoring, causal, load_builtin, v
 from headwise.masks.probes import sink
 from headwise.view.color import DARK, LIGHT, Palette, table
 from headwise.view.page import document, policy
-from headwise.view.terminal import ASIDE, drawn
+from headwise.view.terminal import WITHOUT, drawn
 from headwise.view.tokens import shown
 from headwise.view.words import described
 
@@ -133,8 +133,8 @@ def test_figures_are_the_same_in_python_page_and_terminal(open_page, short, resu
             assert cell == format(head.numbers[name.replace(" ", "_").replace("-", "_")], digits)
     terminal = drawn(result, 200, Palette(0), 60)
     for head in (found for found in result.heads if f" {found.place} " in terminal):
-        assert described(head.summary).replace(ASIDE, "") in terminal
-    assert "other %: first token aside" in terminal, "said once for all heads"
+        assert described(head.summary).replace(WITHOUT, "") in terminal
+    assert "other %: without the first token" in terminal, "said once for all heads"
     page.keyboard.press("1")
     for pair in result.pairs(5):
         assert page.locator(".pair", has_text=f"{pair.weight:.2f} head {pair.layer}.{pair.head}").count() >= 1
@@ -364,7 +364,7 @@ def test_cross_attention_has_words_on_both_sides(open_page, tmp_path):
     page = open_page(view(weights, words=list("abc"), keys=list("tuvwxyz")).save(tmp_path / "heads.html"))
     assert page.locator('.word[data-side="key"]').all_inner_texts() == list("tuvwxyz")
     assert page.locator(".bracket").all_inner_texts() == ["key head 0", "key head 1"]
-    assert page.locator(".pairs .note").inner_text() == "besides those to the first token; each pair of words once"
+    assert page.locator(".pairs .note").inner_text() == "besides the first token; each pair of words once"
     page.locator('.word[data-side="query"]').nth(1).hover()
     until(page, "document.querySelectorAll('.to .figure').length === 5")
     page.keyboard.press("3")

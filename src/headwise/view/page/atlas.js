@@ -199,7 +199,7 @@ class Atlas {
   // Mark the heads that attend most from a word, and its row in every picture; null clears.
   rank(found, query) {
     const { T } = this.app.side.manifest;
-    if (found) fill(this.told, `Framed: the ${Math.min(RANKED, found.length)} heads that attend most from this word, first token aside; the paler a head, the less. The line is the word’s row.`);
+    if (found) fill(this.told, `Framed: the ${Math.min(RANKED, found.length)} heads that ${this.app.taking}, besides the first token; the paler a head, the less. The line is the word’s row.`);
     else if (this.root.classList.contains("ranking")) this.tell(null);
     this.root.classList.toggle("ranking", Boolean(found));
     this.body.style.setProperty("--row", `${(100 * ((query ?? 0) + 0.5)) / T}%`);

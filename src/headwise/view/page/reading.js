@@ -187,7 +187,7 @@ class Reading {
     const { manifest } = this.app.side;
     if (!manifest.pairs.length) return null;
     const but = manifest.keys ? "the first token" : "the first, the previous and the same token";
-    return el("div", { class: "pairs" }, el("h3", { text: "Largest attention weights of all heads" }), el("p", { class: "soft note", text: `besides those to ${but}; each pair of words once${this.app.without ? "; all tokens count" : ""}` }), el("ul", {}, ...manifest.pairs.map((pair) =>
+    return el("div", { class: "pairs" }, el("h3", { text: "Largest attention weights of all heads" }), el("p", { class: "soft note", text: `besides ${but}; each pair of words once${this.app.without ? "; all tokens count" : ""}` }), el("ul", {}, ...manifest.pairs.map((pair) =>
       el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.openPair(pair) },
         el("span", { class: "pair-words" }, this.placed(manifest.labels, pair.query), " → ", this.placed(manifest.keyLabels, pair.key)), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), el("span", { class: "soft", text: ` head ${pair.layer}.${pair.head}` }))))));
   }
@@ -216,8 +216,8 @@ class Reading {
     if (!ranking?.length) return null;
     const { manifest } = this.app.side;
     const open = ({ place, key, weight, error, span }) => el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.store.set({ head: place }) },
-      el("b", { text: new Subject(0, ...place.split(".").map(Number)).name(manifest) }), " → ", el("bdi", { text: span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + span) - 1)}` : wordOf(manifest.keyLabels[key], 16) }), span > 1 ? null : el("span", { class: "soft place", text: ` ${count(key)}` }), el("span", { class: "figure", text: weight.toFixed(digitsOf(error, 2)) })));
-    return el("div", { class: "ranked" }, el("h3", { text: `${this.app.measure === "weights" ? "Heads that attend most from this word" : "Heads that take most from one word here"}, first token aside` }), ranking[0].span > 1 ? el("p", { class: "soft note", text: averageText(ranking[0].span, at, manifest.T) }) : null, el("ol", {}, ...ranking.slice(0, RANKED).map(open)));
+      el("b", { text: new Subject(0, ...place.split(".").map(Number)).name(manifest) }), " → ", el("bdi", { text: span > 1 ? groupText(key, span, manifest.S) : wordOf(manifest.keyLabels[key], 16) }), span > 1 ? null : el("span", { class: "soft place", text: ` ${count(key)}` }), el("span", { class: "figure", text: weight.toFixed(digitsOf(error, 2)) })));
+    return el("div", { class: "ranked" }, el("h3", { text: `Heads that ${this.app.taking}, besides the first token` }), ranking[0].span > 1 ? el("p", { class: "soft note", text: averageText(ranking[0].span, at, manifest.T) }) : null, el("ol", {}, ...ranking.slice(0, RANKED).map(open)));
   }
 
   line(names, place, weight, span, error) {

@@ -603,7 +603,7 @@ def test_pictures_say_what_is_left_out_with_the_first_token(open_page, short, re
     until(page, "document.querySelector('.lines-word[data-left^=\"−\"]')")
     share = result.maps[5].mass(sink(1))[0, 4]
     until(page, "document.getElementById('headwise').headwise.lines.drawn")
-    marks = page.locator(".from-side .lines-word").evaluate_all("words => words.map((word) => word.dataset.left)")
+    marks = page.locator(".from-side .lines-word").evaluate_all("words => words.map((word) => word.dataset.left || '')")
     assert len(marks) > 9  # those in the window
     most = [100 if one == 1 else 99 for one in share]  # 100 only if all is left out
     rounded = [min(most, round(100 * float(one))) for most, one in zip(most, share, strict=True)]

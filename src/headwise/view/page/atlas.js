@@ -37,7 +37,7 @@ class Atlas {
     const name = `${l}.${head.head}`;
     const button = el("button", { class: "head", type: "button", "data-place": `${l}.${h}`, "data-head": head.head, "aria-label": `Head ${name} ${head.about}` },
       el("span", { class: "picture" }, el("canvas", { "aria-hidden": "true" })),
-      el("span", { class: "head-name" }, el("b", { text: name }), el("span", { class: "figure soft", text: traitNumber(head) })), el("span", { class: "trait", text: traitName(head).replaceAll(" + ", " +\n") }), bar);
+      el("span", { class: "caption" }, el("b", { text: name }), " ", el("span", { class: "trait", text: traitName(head).replaceAll(" + ", " +\n") })), bar);
     button.addEventListener("click", () => this.app.open(`${l}.${h}`));
     return button;
   }
@@ -247,6 +247,5 @@ function inRows({ values, rows, cols }) {
   return found;
 }
 
-// What a head does besides attending to the first token, short enough for a picture, and its number.
+// What a head does, short enough for a picture.
 const traitName = (head) => head.traits.map(([name]) => name.replace(SINK, "sink").replace("previous-token", "previous")).join(" + ") || "mixed";
-const traitNumber = (head) => (head.traits.length ? head.traits.at(-1)[1].toFixed(2).replace(/^0/, "") : "");

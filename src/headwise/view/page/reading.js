@@ -88,17 +88,7 @@ class Reading {
   }
 
   key(event) {
-    const last = this.app.side.manifest.T - 1;
-    const from = this.at ?? 0;
-    const to = { ArrowRight: from + 1, ArrowLeft: from - 1, ArrowDown: from + 10, ArrowUp: from - 10, Home: 0, End: last }[event.key];
-    if (to !== undefined) {
-      this.app.lock(null);
-      this.app.pointAt(clamp(to, 0, last));
-      this.reveal(this.at);
-    } else if (event.key === "Enter" || event.key === " ") this.app.lock(this.app.locked() === from ? null : from);
-    else return;
-    event.preventDefault();
-    event.stopPropagation();
+    wordKey(this.app, event, this.at ?? 0, { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10 }, () => this.reveal(this.at));
   }
 
   // Scroll the text, not the page, until a word is in view.
@@ -130,14 +120,15 @@ class Reading {
       return this.invite();
     }
     const subject = this.app.subject();
-    const [row, column, ranking] = await tracked(Promise.all([this.app.data.row(subject, at), this.both ? this.app.data.column(subject, at) : null, this.app.data.source(new Subject(0, 0, 0)).ranking(at)]));
+    const [reach, row, column, ranking] = await tracked(Promise.all([this.app.data.reach(subject), this.app.data.row(subject, at), this.both ? this.app.data.column(subject, at) : null, this.app.data.source(new Subject(0, 0, 0)).ranking(at)]));
     if (turn !== this.turn) return undefined;
     this.clear();
     this.mark(this.query(at), "here");
     if (this.app.locked() === at) this.reveal(at);
     this.query(at)?.setAttribute("aria-selected", "true");
     this.text.setAttribute("aria-activedescendant", this.query(at)?.id);
-    if (row) this.shadeAll(row.keys.flatMap((key, i) => range(key, Math.min(key + (row.span || 1), this.keyWords.length)).map((each) => [this.keyWord(each), row.weights[i]])), "--attends");
+    const seen = (key, span) => (span ? range(key, Math.min(key + span, this.keyWords.length)).filter((each) => reach.sees(at, each, 1)) : [key]);
+    if (row) this.shadeAll(row.keys.flatMap((key, i) => seen(key, row.span).map((each) => [this.keyWord(each), row.weights[i]])), "--attends");
     if (column) this.shadeAll(column.queries.map((query, i) => [this.query(query), column.weights[i]]), "--attended");
     this.app.atlas.rank(ranking || null, at);
     return this.tell(at, subject, row, column, ranking);
@@ -265,6 +256,19 @@ class Reading {
   }
 
   next(step) {
+
+// Keys that move among words, by so many, and keep one.
+function wordKey(app, event, from, steps, reveal) {
+  const by = { ...steps, Home: -Infinity, End: Infinity }[event.key];
+  if (by) {
+    app.lock(null);
+    app.pointAt(clamp(from + by, 0, app.side.manifest.T - 1));
+    reveal();
+  } else if (/^(Enter| )$/.test(event.key) && from >= 0) app.lock(app.locked() === from ? null : from);
+  else return;
+  event.preventDefault();
+  event.stopPropagation();
+}
     if (!this.matches?.length) return;
     this.place = (this.place + step + this.matches.length) % this.matches.length;
     this.found.textContent = `${this.place + 1} of ${count(this.matches.length)}`;

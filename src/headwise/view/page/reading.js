@@ -161,12 +161,6 @@ class Reading {
     }
   }
 
-  // Color every word by a number from 0 to 1, where it is not shaded; null clears.
-  colorBy(numbers) {
-    this.text.classList.toggle("by-number", Boolean(numbers));
-    this.words.forEach((word, i) => (numbers ? word.style.setProperty("--number", `${Math.round(100 * clamp(numbers[i], 0, 1))}%`) : word.style.removeProperty("--number")));
-  }
-
   invite() {
     const subject = this.app.subject();
     const { manifest } = this.app.side;
@@ -192,7 +186,7 @@ class Reading {
   tell(at, subject, row, column, ranking) {
     const { manifest } = this.app.side;
     const locked = this.app.locked() === at;
-    const title = el("p", { class: "details-title" }, el("bdi", { class: "token", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: ` ${at} · ${subject.title(manifest).toLowerCase()} · ${locked ? "kept; click it again to let go" : "click to keep"}` }), this.repeats(at));
+    const title = el("p", { class: "details-title" }, el("bdi", { class: "token", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: ` ${at}${this.numberOf?.(at) ?? ""} · ${subject.title(manifest).toLowerCase()} · ${locked ? "kept; click it again to let go" : "click to keep"}` }), this.repeats(at));
     const none = (text) => el("p", { class: "soft", text });
     const list = (names, places, { weights, errors, whole, span = 1 }) => el("ol", { class: "list" }, ...weights.slice(0, 5).map((weight, i) => this.line(names, places[i], weight, span, errors?.[i])), whole === false && span === 1 ? el("li", { class: "soft", text: "from the 8 largest weights of each row" }) : null);
     if (!row) return fill(this.note, title, none("The numbers of this average are not in the file."), this.ranked(ranking, at));
@@ -256,6 +250,12 @@ class Reading {
   }
 
   next(step) {
+    if (!this.matches?.length) return;
+    this.place = (this.place + step + this.matches.length) % this.matches.length;
+    this.found.textContent = `${this.place + 1} of ${count(this.matches.length)}`;
+    this.go(Number(this.matches[this.place].dataset.i));
+  }
+}
 
 // Keys that move among words, by so many, and keep one.
 function wordKey(app, event, from, steps, reveal) {
@@ -268,10 +268,4 @@ function wordKey(app, event, from, steps, reveal) {
   else return;
   event.preventDefault();
   event.stopPropagation();
-}
-    if (!this.matches?.length) return;
-    this.place = (this.place + step + this.matches.length) % this.matches.length;
-    this.found.textContent = `${this.place + 1} of ${count(this.matches.length)}`;
-    this.go(Number(this.matches[this.place].dataset.i));
-  }
 }

@@ -754,6 +754,30 @@ def test_the_average_without_the_first_token_gives_the_number_that_is_drawn(open
     assert float(told) == pytest.approx(expected, abs=0.01)
 
 
+def test_a_text_of_one_word_is_not_torn_apart(open_page, tmp_path):
+    found = view(load_builtin(), "Hello")
+    assert found.T > 2
+    page = open_page(found.save(tmp_path / "heads.html"))
+    assert page.locator(".text").inner_text() == "<|start|>Hello"
+    assert page.locator(".text.spaced").count() == 0
+    maps = AttentionMap(torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2, 3))
+    page = open_page(view(maps, words=["sea", "ship"]).save(tmp_path / "words.html"))
+    assert page.locator(".text.spaced").count() == 1
+
+
+def test_captions_under_pictures_are_whole(open_page, tmp_path):
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 12, 19, 8)
+    key[:, ::2, 0] *= 4
+    page = open_page(view([AttentionMap(query, key)] * 6).save(tmp_path / "heads.html"))
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.evaluate("for (const trait of document.querySelectorAll('.trait')) trait.textContent = 'sink +\\nsame-token';")
+    caption = page.locator(".caption").nth(11)
+    assert caption.evaluate("x => [x.scrollHeight - x.clientHeight, x.scrollWidth - x.clientWidth]") == [0, 0]
+    assert caption.is_visible()
+    assert not page.locator(".atlas.corner").count()
+
+
 # Without a browser.
 
 

@@ -38,8 +38,9 @@ class Reading {
     if (manifest.keys) sides.push(this.blocks(manifest.keys, null, "key"));
     const [queries, keys] = sides;
     fill(this.text, ...(keys ? [el("h3", { text: "Queries (the words that attend)" }), ...queries.parts, el("h3", { text: "Keys (the words they attend to)" }), ...keys.parts] : queries.parts));
-    // Tokens without spaces, such as numbers or a list of words, would run together.
-    this.text.classList.toggle("spaced", !manifest.tokens.some((token) => /\s/.test(token)));
+    // Numbers, or a list of words that no model has read, would run together.
+    const apart = manifest.model ? /^\d+$/ : /^\S+$/;
+    this.text.classList.toggle("spaced", manifest.tokens.every((token) => apart.test(token)));
     [this.words, this.keyWords] = [queries.words, (keys || queries).words];
     this.both = !manifest.keys;
     this.shaded = [];

@@ -58,7 +58,7 @@ class Reading {
         words[i].dataset.i = i;
         return;
       }
-      words[i] = el("span", { class: SPECIAL.test(token) ? "word special" : "word", id: `${side}-${i}`, role: "option", "aria-selected": "false", "data-i": i, "data-side": side, text: readable(token) });
+      words[i] = el("span", { class: SPECIAL.test(token.trim()) ? "word special" : "word", id: `${side}-${i}`, role: "option", "aria-selected": "false", "data-i": i, "data-side": side, text: readable(token) });
       parts.at(-1).append(words[i]);
       if (token.includes("\n")) parts.at(-1).append(el("br"));
     });

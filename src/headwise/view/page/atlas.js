@@ -2,7 +2,7 @@
 
 const GAP = 7;
 const CAPTION = 33; // pixels below a picture: its name and what the head does
-const NARROWEST = 60; // pixels: below this width a caption does not fit
+const NARROWEST = 52; // pixels: below this width a caption does not fit
 const ROOMY = 78; // pixels: below this width only a name fits into the empty corner of a causal map
 const NAMED = 38; // pixels: below this width not even a name does
 const BESIDE = 51; // pixels: with so much room beside a picture, its caption stands there

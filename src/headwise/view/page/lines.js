@@ -202,6 +202,8 @@ class Lines {
     }
     context.save();
     context.translate(190, 0);
+    [context.textAlign, context.fillStyle, context.font] = ["right", colors.soft, `11px ${colors.font}`];
+    for (const word of this.left.children) if (word.dataset.left) context.fillText(word.dataset.left, -130, (word.dataset.i - first + 0.5) * this.line);
     for (const query of this.queries(first, last)) this.curve(context, this.rows.get(query)?.found, query, first * this.line, room, new Map());
     context.restore();
   }

@@ -50,7 +50,7 @@ class HeadMap {
     const width = this.root.clientWidth;
     if (!width) return;
     const small = width < 560;
-    this.pads = { left: small ? 70 : 104, top: small ? 96 : 118, right: small ? 66 : 112, bottom: 12 };
+    this.pads = { left: small ? 88 : 104, top: small ? 104 : 118, right: small ? 66 : 112, bottom: 12 };
     // A map that fills the width leaves no empty space below it; its lower edge is in the window.
     const needed = ((width - this.pads.left - this.pads.right) * this.view.T) / this.view.S + this.pads.top + this.pads.bottom;
     const height = Math.round(Math.max(300, Math.min(needed, small ? 0.7 * innerHeight : this.app.roomFor(this.root) - 14)));
@@ -197,8 +197,7 @@ class HeadMap {
     const words = view.scale >= 12;
     context.font = `${words ? 12 : 11}px ${colors.font}`;
     context.textBaseline = "middle";
-    const most = pads.left < 80 ? 7 : 11;
-    const text = (token, at, room, letters = most) => { // as many letters as there is room for
+    const text = (token, at, room, letters = 11) => { // as many letters as there is room for
       const found = words ? `${wordOf(token, letters)} ${at}` : String(at);
       return letters > 2 && context.measureText(found).width > room ? text(token, at, room, letters - 1) : found;
     };

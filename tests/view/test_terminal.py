@@ -43,6 +43,17 @@ def test_the_first_view_names_model_text_and_what_heads_do(result):
     assert "rows: layers" in lines
 
 
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_what_a_large_picture_says_of_its_head_is_not_cut(width):
+    found = view(load_builtin(), "The captain looked at the sea, and the sea looked at the captain. Then he laughed.")
+    lines = bare(drawn(found, width, Palette(24), 24)).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("Head "))
+    assert not any("…" in line for line in lines[start : start + 3])
+    kinds = {head.place: head.summary for head in found.heads}
+    shown = re.findall(r"Head (\d+\.\d+)", lines[start])
+    assert any(len(kinds[place].traits) > 1 for place in shown), "there is much to say of some"
+
+
 def test_the_clearest_heads_have_the_words_of_their_rows_at_the_left(result):
     lines = bare(drawn(result, 80, Palette(24), 40)).splitlines()
     rows = [line for line in lines if "▀" in line or "▄" in line]

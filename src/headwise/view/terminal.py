@@ -8,7 +8,7 @@ from headwise.masks.probes import sink
 from headwise.view.color import LETTERS, Palette
 from headwise.view.result import View
 from headwise.view.tokens import cut, fill, shown, wide
-from headwise.view.words import BESIDES_FIRST, WITHOUT_FIRST, described, example
+from headwise.view.words import BESIDES_FIRST, WITHOUT_FIRST, described, example, in_short
 from headwise.weights.summary import FIRST_SINK, MIXED, ON_FIRST, READINGS, Head, HeadSummary, second_of
 
 HEIGHT = 24  # lines of a terminal; one is for the path of the page, one for the prompt
@@ -132,10 +132,9 @@ def _block(view: View, head: Head, side: int, size: int, palette: Palette) -> li
     weights = view.sampled[head.layer].select(heads=[_index(view, head)])
     picture = weights.without(sink(1)).pooled(rows, cols)[0, 0]
     about = described(head.summary).replace(WITHOUT, "")
-    told = wrapped(f"{about}, e.g. {example(view, head)}".split(" "), size, " ")
-    if len(told) > SAID:
-        told = wrapped(about.split(" "), size, " ")
-        told[SAID - 1 :] = [cut(" ".join(told[SAID - 1 :]), size)]
+    ways = [f"{about}, e.g. {example(view, head)}", about, in_short(head.summary)]
+    told = next((lines for lines in (wrapped(way.split(" "), size, " ") for way in ways) if len(lines) <= SAID), [])
+    told = told or [cut(in_short(head.summary), size)]
     lines = [palette.strong(fill(f"Head {head.place}", size)), *(palette.faint(fill(line, size)) for line in told)]
     lines += [" " * size] * (SAID - len(told))
     words = _row_words(view, rows)

@@ -58,6 +58,17 @@ def described(head: HeadSummary) -> str:
     return f"attends {_target(first)}{_share(first, f' ({{}}{without})')}{''.join(more)}"
 
 
+def in_short(head: HeadSummary) -> str:
+    """The names of what a head does, as in the legend under all heads.
+
+    >>> from headwise.weights.summary import Trait
+    >>> in_short(HeadSummary(2, (Trait(FIRST_SINK, 0.4, 0.3), Trait("broad", 0.9, 0.8)), {}, {}))
+    'first-token sink 40\\xa0%; rest: broad'
+    """
+    named = (f"{trait.name} {_share(trait)}".strip() for trait in head.traits)
+    return second_of(head.traits, "; rest: ").join(named)
+
+
 def _target(trait: Trait) -> str:
     """Where the attention goes."""
     return TARGETS.get(trait.name, f"in the way called {trait.name}")

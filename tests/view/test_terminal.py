@@ -245,6 +245,13 @@ def test_a_table_says_what_its_numbers_leave_out(result, width):
     assert "Weights in examples: as they are." in said
 
 
+def test_a_table_of_many_layers_says_it_too():
+    torch.manual_seed(0)
+    key = torch.randn(1, 9, 40, 8)
+    maps = [AttentionMap(0.01 * torch.randn(1, 9, 40, 8), key, Scoring(causal())) for _ in range(30)]
+    assert "other %: without the first token" in drawn(view(maps), 80, Palette(0))
+
+
 def test_only_all_is_a_hundred_percent():
     assert [percent(share) for share in (1.0, 0.9951, 0.994, 0.5)] == [
         f"{text}\u00a0%" for text in ("100", "over 99", "99", "50")

@@ -32,7 +32,7 @@ EXPLAINED = (
 )
 NO_PATTERN = "No head has a clear pattern in this text; a longer one may show some."
 LISTED = 12  # heads in a table without colors
-NEEDED = 4  # lines of a table with one head
+EXPLAINING = 60  # columns from which on a table says what its numbers are
 LARGEST = 24  # columns of a picture in the view of one layer
 NARROWEST = 15  # columns of a picture and what is said under it
 
@@ -155,7 +155,7 @@ def _listed(view: View, width: int, most: int) -> list[str]:
     heads = [head for head in _distinct(view) if head.trait][: min(max(1, most), LISTED)]
     pairs = [example(view, head) for head in heads]
     notes = wrapped(EXPLAINED.split(" "), width, " ")
-    notes = notes if len(notes) + NEEDED <= most else []
+    notes = notes if width >= EXPLAINING else []
     size = min(max(map(wide, [EXAMPLE, *pairs])), max(16, 2 * width // 5 + 1))
     room = width - size - 9  # for what a head does, which is wrapped: its end often says most
     lines = [f"{'head':>5}  {fill('what it does', room)}  {cut(EXAMPLE, size)}".rstrip()]

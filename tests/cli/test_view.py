@@ -12,7 +12,7 @@ from headwise import load_builtin, view
 from headwise.cli import main
 from headwise.models import builtin
 from headwise.view import View
-from headwise.view.terminal import ASIDE
+from headwise.view.terminal import WITHOUT
 from headwise.view.words import described
 
 TEXT = "The captain looked at the sea, and the sea looked at the captain."
@@ -89,8 +89,8 @@ def test_figures_are_the_same_in_python_terminal_and_json(capsys):
     assert main(["view", TEXT, "--no-html"]) == 0
     shown = capsys.readouterr().out
     (line,) = [line for line in shown.splitlines() if line.startswith("  4.2  ")]
-    assert described(result.summaries[4][2]).replace(ASIDE, "") in line
-    assert f"other %: {ASIDE.strip(', ')}" in shown
+    assert described(result.summaries[4][2]).replace(WITHOUT, "") in line
+    assert f"% on the first token: of all attention; other %:{WITHOUT}" in shown
     assert str(result) == shown.rstrip("\n")
 
 

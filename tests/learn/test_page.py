@@ -59,6 +59,17 @@ def test_page_shows_numbers_where_they_fit_and_hidden_scores_as_minus_infinity()
     assert "(1, 4, 9, 256)" in large
 
 
+def test_a_cell_has_more_color_the_further_it_is_from_zero_and_a_hidden_score_has_none():
+    page = page_of(PAGES["small"])
+    query = page[page.index("<caption>query") : page.index("<caption>key")]
+    cells = re.findall(r"rgba\(var\(--(\w+)\), ([\d.]+)\)\">(−?)([\d.]+)<", query)
+    assert len(cells) == 4 * 8
+    assert all(color == ("heat" if sign else "plus") for color, _, sign, _ in cells)
+    inks = [float(ink) for _, ink, *_ in sorted(cells, key=lambda cell: float(cell[3]))]
+    assert inks == sorted(inks)
+    assert 'rgba(var(--heat), 0.00)">−inf<' in page
+
+
 def test_page_says_what_a_form_writes_differently_and_a_model_does_besides():
     assert "In this form: torch.cat along the last axis" in page_of(PAGES["list"])
     assert "Also: queries and keys are normalized" in page_of(PAGES["model"])

@@ -308,6 +308,18 @@ def test_zero_is_the_background_and_more_is_more_ink(page):
     assert alpha[1] > alpha[0] > 0
 
 
+def test_orange_is_positive_and_blue_is_negative_as_in_the_page_of_heads(page):
+    go(page, 4)
+    assert "Orange is positive, blue is negative" in page.locator("#key").text_content()
+    found = {}
+    for cell in page.locator("#picture table").first.locator("tbody td:not(.off)").all():
+        red, _, blue, *_ = re.findall(r"[\d.]+", cell.evaluate("x => getComputedStyle(x).backgroundColor"))
+        found.setdefault(cell.text_content()[0] == "−", []).append(float(red) > float(blue))
+    assert found.keys() == {False, True}
+    assert all(found[False])
+    assert not any(found[True])
+
+
 def test_a_page_without_room_for_the_projections_still_shows_the_model(steps, monkeypatch):
     monkeypatch.setattr(page_module, "MOST_WEIGHTS", 10)
     assert page_module.page_data(steps)["linears"] is None

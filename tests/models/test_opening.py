@@ -70,7 +70,10 @@ def test_every_kind_is_opened_and_seen(kind, folder):
     assert model.limit == LIMITS[kind]
     sight = view(model, TEXT)
     framed = kind in ("bert", "roberta")
-    assert sight.tokens == (["[CLS]"] if framed else []) + TEXT.split() + (["[SEP]"] if framed else [])
+    words = (["[CLS]"] if framed else []) + TEXT.split() + (["[SEP]"] if framed else [])
+    assert "".join(sight.tokens) == " ".join(words), "with the spaces of the text"
+    assert [token.strip() for token in sight.tokens] == words
+    assert TEXT in sight.heading
     assert sight.sentence.startswith(f"2 layers × 3 heads · {len(sight.tokens)} tokens")
 
 
@@ -101,7 +104,7 @@ def test_the_verb_takes_a_folder(folder, capsys, tmp_path, monkeypatch):
     capsys.readouterr()
     assert main(["view", TEXT, "--model", str(path), "--json"]) == 0
     told = capsys.readouterr()
-    assert json.loads(told.out)["tokens"] == TEXT.split()
+    assert "".join(json.loads(told.out)["tokens"]) == TEXT
     assert told.err == "", "transformers reports nothing"
     assert main(["view", f"{TEXT} {TEXT} {TEXT}", "--model", str(path), "--no-html"]) == 2
     assert "18 tokens long and the model can read 13. Show its beginning with --tokens 13" in capsys.readouterr().err
@@ -272,7 +275,7 @@ def test_models_in_memory_are_opened_with_their_tokenizer(folder):
         assert (
             found.pieces(found.tokens(TEXT))
             == expected.pieces(expected.tokens(TEXT))
-            == ["[CLS]", *TEXT.split(), "[SEP]"]
+            == ["[CLS]", *(f" {word}" for word in TEXT.split()), " [SEP]"]
         )
         assert (found.codec.before, found.codec.after, found.limit) == ((1,), (2,), 13)
     by_letter = open_model(model, lambda text: [ord(x) % 11 for x in text], name="letters")

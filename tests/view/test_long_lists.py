@@ -85,9 +85,34 @@ def test_the_text_view_of_a_long_page_draws_what_is_shown(opened, saved):
         page = opened(saved, f"view=words&what={what}&word={WORD}")
         page.wait_for_selector(".lines-tell .figure")
         drawn[what] = page.evaluate(f"{APP}.lines.row({WORD}).then((row) => [row.keys, row.weights])")
-        coarse = "averages over" in page.locator(".legend").inner_text()
+        coarse = "A bar is a group of" in page.locator(".legend").inner_text()
         assert coarse == (what != "weights")
     assert drawn["weights"] != drawn["value"] != drawn["contribution"] != drawn["weights"]
+
+
+def test_where_numbers_are_of_groups_no_word_seems_to_attend_to_a_later_one(opened, saved):
+    page = opened(saved, f"view=words&what=contribution&word={WORD}")
+    page.locator(".lines-tell", has_text="is one of tokens").wait_for()
+    span = page.evaluate(f"{APP}.lines.span")
+    assert span > 1
+    lit = page.locator(".word.lit").evaluate_all("words => words.map((word) => Number(word.dataset.i))")
+    assert lit
+    assert max(lit) <= WORD
+    assert page.locator(".to-side .lines-word[style*=background]").count() == 0, "the bar of a group has the color"
+    page.keyboard.press("Escape")
+    drawn = page.evaluate(
+        f"""(async () => {{
+            const ends = [], {{ lines }} = {APP}, context = {{}};
+            for (const name of ["fillRect", "beginPath", "moveTo", "stroke"]) context[name] = () => null;
+            context.bezierCurveTo = (a, start, b, to, c, end) => ends.push([start, end]);
+            for (const query of lines.queries(0, {T}))
+                lines.curve(context, await lines.row(query), query, 0, 300, new Map());
+            return ends;
+        }})()"""
+    )
+    assert len(drawn) > 50
+    assert all(end <= start for start, end in drawn)
+    assert 50 < len({start for start, _ in drawn}) <= -(-T // span), "one for each group that has a line"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from headwise import AttentionMap, OptionError, Scoring, causal, load_builtin, v
 from headwise.masks.probes import sink
 from headwise.view.color import DARK, LIGHT, Palette, table
 from headwise.view.page import document, policy
-from headwise.view.terminal import ASIDE, drawn
+from headwise.view.terminal import WITHOUT, drawn
 from headwise.view.tokens import shown
 from headwise.view.words import described
 
@@ -133,8 +133,8 @@ def test_figures_are_the_same_in_python_page_and_terminal(open_page, short, resu
             assert cell == format(head.numbers[name.replace(" ", "_").replace("-", "_")], digits)
     terminal = drawn(result, 200, Palette(0), 60)
     for head in (found for found in result.heads if f" {found.place} " in terminal):
-        assert described(head.summary).replace(ASIDE, "") in terminal
-    assert "other %: first token aside" in terminal, "said once for all heads"
+        assert described(head.summary).replace(WITHOUT, "") in terminal
+    assert "other %: without the first token" in terminal, "said once for all heads"
     page.keyboard.press("1")
     for pair in result.pairs(5):
         assert page.locator(".pair", has_text=f"{pair.weight:.2f} head {pair.layer}.{pair.head}").count() >= 1
@@ -364,7 +364,7 @@ def test_cross_attention_has_words_on_both_sides(open_page, tmp_path):
     page = open_page(view(weights, words=list("abc"), keys=list("tuvwxyz")).save(tmp_path / "heads.html"))
     assert page.locator('.word[data-side="key"]').all_inner_texts() == list("tuvwxyz")
     assert page.locator(".bracket").all_inner_texts() == ["key head 0", "key head 1"]
-    assert page.locator(".pairs .note").inner_text() == "besides those to the first token; each pair of words once"
+    assert page.locator(".pairs .note").inner_text() == "besides the first token; each pair of words once"
     page.locator('.word[data-side="query"]').nth(1).hover()
     until(page, "document.querySelectorAll('.to .figure').length === 5")
     page.keyboard.press("3")
@@ -603,7 +603,7 @@ def test_pictures_say_what_is_left_out_with_the_first_token(open_page, short, re
     until(page, "document.querySelector('.lines-word[data-left^=\"−\"]')")
     share = result.maps[5].mass(sink(1))[0, 4]
     until(page, "document.getElementById('headwise').headwise.lines.drawn")
-    marks = page.locator(".from-side .lines-word").evaluate_all("words => words.map((word) => word.dataset.left)")
+    marks = page.locator(".from-side .lines-word").evaluate_all("words => words.map((word) => word.dataset.left || '')")
     assert len(marks) > 9  # those in the window
     most = [100 if one == 1 else 99 for one in share]  # 100 only if all is left out
     rounded = [min(most, round(100 * float(one))) for most, one in zip(most, share, strict=True)]
@@ -666,9 +666,20 @@ def test_a_saved_drawing_has_a_title_words_and_a_legend(open_page, short, result
     with page.expect_download() as download:
         page.locator(".menu-list button", has_text="SVG").click()
     drawing = Path(download.value.path()).read_text(encoding="utf-8")
-    assert result.heading in drawing
-    assert name != "atlas" or re.search(r'textLength="880"[^>]*>7 layers', drawing)  # narrow enough for the page
     words = re.findall(r"<text[^>]*>([^<]*)</text>", drawing)
+    written = " ".join(words)
+    assert result.heading in written, "in as many lines as it needs"
+    assert (result.sentence if name == "atlas" else described(result.summaries[4][2])) in written
+    page.set_content(drawing)
+    assert page.evaluate(
+        """() => {
+            const [svg, ...texts] = document.querySelectorAll('svg, text');
+            const whole = svg.getBoundingClientRect();
+            const inside = (box) => box.right <= whole.right && box.bottom <= whole.bottom;
+            return texts.every((text) => inside(text.getBoundingClientRect()));
+        }"""
+    )
+    assert "textLength" not in drawing, "no letter is squeezed"
     assert {"0", "0.25", "1"} <= set(words)
     assert any("weight" in word for word in words)
     assert any(word.startswith("captain") for word in words) == (name != "atlas")
@@ -741,6 +752,30 @@ def test_the_average_without_the_first_token_gives_the_number_that_is_drawn(open
     expected = torch.stack([weights.without(sink(1))[0, :, 9, 8] for weights in result.maps]).mean().item()
     told = page.locator(".fact", has_text="as drawn").inner_text().split()[0]
     assert float(told) == pytest.approx(expected, abs=0.01)
+
+
+def test_a_text_of_one_word_is_not_torn_apart(open_page, tmp_path):
+    found = view(load_builtin(), "Hello")
+    assert found.T > 2
+    page = open_page(found.save(tmp_path / "heads.html"))
+    assert page.locator(".text").inner_text() == "<|start|>Hello"
+    assert page.locator(".text.spaced").count() == 0
+    maps = AttentionMap(torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2, 3))
+    page = open_page(view(maps, words=["sea", "ship"]).save(tmp_path / "words.html"))
+    assert page.locator(".text.spaced").count() == 1
+
+
+def test_captions_under_pictures_are_whole(open_page, tmp_path):
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 12, 19, 8)
+    key[:, ::2, 0] *= 4
+    page = open_page(view([AttentionMap(query, key)] * 6).save(tmp_path / "heads.html"))
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.evaluate("for (const trait of document.querySelectorAll('.trait')) trait.textContent = 'sink +\\nsame-token';")
+    caption = page.locator(".caption").nth(11)
+    assert caption.evaluate("x => [x.scrollHeight - x.clientHeight, x.scrollWidth - x.clientWidth]") == [0, 0]
+    assert caption.is_visible()
+    assert not page.locator(".atlas.corner").count()
 
 
 # Without a browser.

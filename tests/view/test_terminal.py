@@ -43,6 +43,17 @@ def test_the_first_view_names_model_text_and_what_heads_do(result):
     assert "rows: layers" in lines
 
 
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_what_a_large_picture_says_of_its_head_is_not_cut(width):
+    found = view(load_builtin(), "The captain looked at the sea, and the sea looked at the captain. Then he laughed.")
+    lines = bare(drawn(found, width, Palette(24), 24)).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("Head "))
+    assert not any("…" in line for line in lines[start : start + 3])
+    kinds = {head.place: head.summary for head in found.heads}
+    shown = re.findall(r"Head (\d+\.\d+)", lines[start])
+    assert any(len(kinds[place].traits) > 1 for place in shown), "there is much to say of some"
+
+
 def test_the_clearest_heads_have_the_words_of_their_rows_at_the_left(result):
     lines = bare(drawn(result, 80, Palette(24), 40)).splitlines()
     rows = [line for line in lines if "▀" in line or "▄" in line]
@@ -59,7 +70,7 @@ def test_in_a_longer_text_each_line_has_the_word_of_its_upper_row_alone():
     assert [row[0] for row in found[:tall]] == [f"w{2 * i * 211 // (2 * tall)}" for i in range(tall)]
     assert len(found[0]) >= 2, "several heads"
     assert all(len(set(row)) == 1 for row in found)
-    assert any("words name upper rows · the first token is left out" in line for line in lines)
+    assert any("words name upper rows · without the first token" in line for line in lines)
 
 
 def test_the_numbers_of_heads_stand_over_their_cells(result):
@@ -103,7 +114,7 @@ def test_under_a_picture_stands_all_that_its_head_does_and_what_is_left_out(resu
         for trait in rest:
             assert f"rest: {trait.name} {trait.share:.2f}" in said
     assert sum(len(head.traits) > 1 for head in result.summaries[5]) >= 2
-    assert "the first token is left out; sink: the weight on it" in said
+    assert "without the first token; sink: the weight on it" in said
 
 
 def test_the_pictures_of_a_layer_leave_out_the_first_token(result):
@@ -197,12 +208,48 @@ def test_progress_is_told_layer_by_layer():
 
 
 def test_the_pair_of_a_head_is_its_largest_weight_besides_the_first_token(result):
-    for layer, number in ((4, 2), (5, 4), (1, 6)):
+    for layer, number in ((4, 2), (3, 4), (1, 6)):
         weights = result.maps[layer][0, number].clone()
         weights[:, 0] = 0
         query, key = divmod(int(weights.argmax()), weights.shape[1])
         told = example(result, Head(layer, number, result.summaries[layer][number]))
         assert re.search(rf" {query} → .* {key}: {weights.max():.2f}$", told)
+
+
+def test_a_broad_head_is_shown_by_a_row_that_is_spread_over_many_keys(result):
+    found = [head for head in result.heads if head.summary.kind == "broad"]
+    assert len(found) > 5
+    for head in found:
+        query, seen, most = map(float, re.search(r" (\d+) → (\d+) tokens, ≤ ([\d.]+)$", example(result, head)).groups())
+        row = result.maps[head.layer][0, head.head, int(query), 1:]
+        assert seen == (row > 0).sum() == query > 4
+        assert most == pytest.approx(row.max().item(), abs=0.006)
+
+
+def test_the_pair_of_a_head_is_of_the_kind_that_the_head_is_named_for(result):
+    ids = result.ids.tolist()
+    for head in result.heads:
+        pair = re.search(r" (\d+) → .* (\d+): ", example(result, head))
+        query, key = map(int, pair.groups()) if pair else (0, 0)
+        if head.summary.kind == "previous-token":
+            assert query - key == 1
+        if head.summary.kind == "induction":
+            assert ids[key - 1] == ids[query]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_says_what_its_numbers_leave_out(result, width):
+    said = " ".join(drawn(result, width, Palette(0)).split())
+    assert "example besides the first token" in said
+    assert "% on the first token: of all attention; other %: without the first token" in said
+    assert "Weights in examples: as they are." in said
+
+
+def test_a_table_of_many_layers_says_it_too():
+    torch.manual_seed(0)
+    key = torch.randn(1, 9, 40, 8)
+    maps = [AttentionMap(0.01 * torch.randn(1, 9, 40, 8), key, Scoring(causal())) for _ in range(30)]
+    assert "other %: without the first token" in drawn(view(maps), 80, Palette(0))
 
 
 def test_only_all_is_a_hundred_percent():

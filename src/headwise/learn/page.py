@@ -1,11 +1,13 @@
 """The ten steps as one self-contained HTML page."""
 
+import math
 from html import escape
 from string import Template
 
 from headwise.learn.steps import SIX, Explained, Operation, Setting, head_split_text, number_text, shape_text
 from headwise.view.static_page import static_page
 
+MOST_INK = 0.45  # of a cell: its number is still easy to read
 STYLE = """
 * { box-sizing: border-box; }
 body { max-width: 60rem; }
@@ -31,6 +33,8 @@ table.layout th, table.layout td { text-align: left; vertical-align: top; paddin
   border-bottom: 1px solid var(--line); }
 table.layout .shape { white-space: nowrap; }
 .trap { color: var(--warn); }
+ol { --plus: 190, 84, 10; }
+@media (prefers-color-scheme: dark) { ol { --plus: 244, 162, 89; } }
 @media (max-width: 40rem) {
   ol > li { grid-template-columns: 1.5rem minmax(0, 1fr); gap: 0 .5rem; padding: .7rem .6rem; }
   .number { font-size: 1.15rem; }
@@ -48,7 +52,8 @@ $notes
 <ol>
 $steps
 </ol>
-<p class="soft">$six. Numbers are from the first sample and, after step 2, from head 0. A row is a token.</p>
+<p class="soft">$six. Numbers are from the first sample and, after step 2, from head 0. A row is a token.
+More color means further from zero, in its matrix: orange is positive, blue is negative, and a weight is blue.</p>
 <h2>The four key operations, in memory</h2>
 <p class="soft">Measured at these sizes. A stride is how many numbers to skip to advance by one along an axis.</p>
 <div class="scroll"><table class="layout">
@@ -84,7 +89,9 @@ def _step(step: Explained, differs: str | None) -> str:
         ", ".join(f"<span>{names} {shape_text(s)}</span>" for names, s in part.items()) for part in step.shapes()
     )
     shown = {} if step.number == 2 else step.numbers()
-    matrices = "".join(_matrix(name, rows, step.name == "softmax") for name, rows in shown.items())
+    matrices = "".join(
+        _matrix(name, rows, "heat" if step.name == "softmax" else "plus") for name, rows in shown.items()
+    )
     return (
         f'<li><span class="number">{step.number}</span><div><span class="name">{escape(step.name)}</span> '
         f'<span class="shape">{before} → <b>{after}</b></span>'
@@ -95,14 +102,17 @@ def _step(step: Explained, differs: str | None) -> str:
     )
 
 
-def _matrix(name: str, rows: list[list[float]], heat: bool) -> str:
-    body = "".join("<tr>" + "".join(_cell(n, heat) for n in row) + "</tr>" for row in rows)
+def _matrix(name: str, rows: list[list[float]], above: str) -> str:
+    """A table whose cells have more color the further they are from zero; `above` is the color of those above it."""
+    most = max((abs(n) for row in rows for n in row if math.isfinite(n)), default=0.0) or 1.0
+    body = "".join("<tr>" + "".join(_cell(n, n / most, above) for n in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><caption>{escape(name)}</caption>{body}</table></div>'
 
 
-def _cell(n: float, heat: bool) -> str:
-    shade = f' style="background: rgba(var(--heat), {0.75 * n:.2f})"' if heat else ""
-    return f'<td class="n"{shade}>{number_text(n)}</td>'
+def _cell(n: float, share: float, above: str) -> str:
+    ink = MOST_INK * abs(share) if math.isfinite(share) else 0.0
+    color = above if n > 0 else "heat"
+    return f'<td class="n" style="background: rgba(var(--{color}), {ink:.2f})">{number_text(n)}</td>'
 
 
 def _operation(op: Operation) -> str:

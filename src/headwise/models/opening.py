@@ -143,7 +143,18 @@ def _open_transformers(
     if trained is None and not config.is_encoder_decoder:  # a model that reads images, too, has a configuration in it
         trained = getattr(config.get_text_config(), "max_position_embeddings", None)
     module = module.to(device).eval().requires_grad_(False)
-    return TextModel(folder.resolve().name, module, codec, trained, _limit(module, trained), start)
+    return TextModel(name_of_folder(folder.resolve()), module, codec, trained, _limit(module, trained), start)
+
+
+def name_of_folder(folder: Path) -> str:
+    """The name of a folder; of one in a cache of models, or called "model", with that of what it is in.
+
+    >>> [name_of_folder(Path(path)) for path in ("models--org--small/snapshots/0a1b", "minilm/model", "gpt2")]
+    ['org/small', 'minilm/model', 'gpt2']
+    """
+    if folder.parent.name == "snapshots":
+        return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return f"{folder.parent.name}/model" if folder.name == "model" else folder.name
 
 
 def _class_of(transformers: Any, config: Any, part: str | None) -> Any:

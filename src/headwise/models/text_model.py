@@ -55,7 +55,9 @@ class TokenCodec:
             return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
 
         def decode(token: int) -> str:
-            return join([token])
+            # In a text: alone, a token of a WordPiece or SentencePiece tokenizer would have no space before it.
+            start, text = join(context), join([*context, token])
+            return text.removeprefix(start) if context and text.startswith(start) else join([token])
 
         def encode(text: str, special: bool = False) -> list[int]:
             if hasattr(tokenizer, "all_special_ids"):
@@ -64,6 +66,7 @@ class TokenCodec:
 
         if not hasattr(tokenizer, "all_special_ids") and not hasattr(tokenizer, "encode_batch"):
             return cls(tokenizer)
+        context = encode(PROBE)[:1]
         return cls(encode, decode, *_frame(encode(PROBE, True), encode(PROBE)), join)
 
     def characters(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
@@ -88,6 +91,8 @@ class TokenCodec:
         start = 0
         while start < len(tokens):
             text, stop = self.decode(tokens[start]), start + 1
+            if start == 0 and self.join is not None:
+                text = self.join(tokens[:1])
             if UNKNOWN in text and self.join is not None:
                 longer = range(start + 2, min(len(tokens), start + MOST_PARTS) + 1)
                 whole = ((self.join(tokens[start:end]), end) for end in longer)

@@ -13,7 +13,7 @@ from headwise.study.survey.result import NUMBER_OF, Survey, SurveyedHead
 from headwise.view.static_page import static_page
 from headwise.view.terminal import CAPITAL, KIND_LETTERS, LEGEND, letter, wrapped
 from headwise.view.tokens import cut, fill, readable, wide
-from headwise.view.words import TARGETS, described
+from headwise.view.words import BESIDES_FIRST, BROAD, TARGETS, described
 from headwise.weights.summary import MIXED, ON_FIRST, Head, HeadSummary
 
 COLUMNS = (
@@ -49,6 +49,7 @@ MEANING = {
 }
 WHAT = {"weight": "attention", "value": "attention by value", "contribution": "what the head writes"}
 OWN = "your own statistic"
+SPREAD = "how many tokens it is spread over"
 
 
 def own_columns(survey: Survey) -> list[str]:
@@ -137,12 +138,19 @@ def _cell(head: HeadSummary, name: str) -> str:
 def _strongest(survey: Survey, heads: Sequence[Head], width: int) -> list[str]:
     """One line per head: the passage in which it was strongest."""
     found = [(head, survey.evidence(head.layer, head.head)) for head in heads]
-    lines = [f"{head.place:>5}  {best[0].score:.2f}  {quoted(best[0], width - 13)}" for head, best in found if best]
+    lines = [f"{head.place:>5}  {_score(best[0]):>4}  {quoted(best[0], width - 13)}" for head, best in found if best]
     if not lines:
         return []
     number = f"the number: {WHAT[survey.settings['by']]} on what it is named for, or else its largest"
-    about = ["strongest passage of each", "the token in [] attends to the one in {}", f"{number}, first token aside"]
+    broad = any(head.summary.kind == BROAD for head in heads)
+    number += f"; of a broad head, {SPREAD}" if broad else ""
+    about = ["strongest passage of each", "the token in [] attends to the one in {}", f"{number}, {BESIDES_FIRST}"]
     return ["", *told(about, width), *lines]
+
+
+def _score(passage: Passage) -> str:
+    """The number that a passage is ranked by: a share, or how many tokens."""
+    return f"{passage.score:.2f}" if passage.score <= 1 else f"{passage.score:.0f}"
 
 
 def quoted(passage: Passage, room: int) -> str:
@@ -254,9 +262,9 @@ $skipped
 """)
 HEADS = Template("""<h2>Head by head</h2>
 <p class="soft">The passages of the whole corpus in which each head was strongest, the clearest heads first. The
-<b class="frame">framed</b> token attends to the <mark>shaded</mark> one most, the first token of the window excluded.
-The number is the share of $what that counts for the head's name, or for a head without a name the
-largest single weight.</p>
+<b class="frame">framed</b> token attends to the <mark>shaded</mark> one most, besides the first token of the window.
+The number is the share of $what that counts for the head's name; for a broad head, over how many tokens it is
+spread; for a head without a name, the largest single weight.</p>
 <div class="heads">$sections</div>
 """)
 BY_DISTANCE = (
@@ -330,7 +338,7 @@ def _section(survey: Survey, head: Head) -> str:
     for name in survey.settings["statistics"]:
         found = survey.tally.passages.of(survey.layers[head.layer], head.head, name)
         lists += [f'<p class="soft">ranked by: {_spaced(name)}</p>{_list(found)}'] if found else []
-    rank = meaning(survey, own) if own != PEAK else "largest single weight"
+    rank = {PEAK: "largest single weight", "entropy": SPREAD}.get(own) or meaning(survey, own)
     title = f'<h3><a href="#n{head.place}">{head.place}</a> {escape(described(head.summary))}</h3>'
     about = f'<p class="soft">{escape(survey.layers[head.layer])} · passages ranked by: {escape(rank)}</p>'
     return f'<section id="{head.place}">{title}{about}{"".join(lists)}</section>\n'
@@ -340,7 +348,7 @@ def _list(passages: Sequence[Passage]) -> str:
     if not passages:
         return '<p class="soft">no passage</p>'
     lines = (
-        f'<li><span class="soft">{one.score:.2f}</span> <bdi>{_marked(one)}</bdi> '
+        f'<li><span class="soft">{_score(one)}</span> <bdi>{_marked(one)}</bdi> '
         f'<span class="soft place">{escape(one.place)}</span></li>'
         for one in passages
     )

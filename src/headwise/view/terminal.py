@@ -8,7 +8,7 @@ from headwise.masks.probes import sink
 from headwise.view.color import LETTERS, Palette
 from headwise.view.result import View
 from headwise.view.tokens import cut, fill, shown, wide
-from headwise.view.words import PAIR, described, example
+from headwise.view.words import BESIDES_FIRST, WITHOUT_FIRST, described, example, in_short
 from headwise.weights.summary import FIRST_SINK, MIXED, ON_FIRST, READINGS, Head, HeadSummary, second_of
 
 HEIGHT = 24  # lines of a terminal; one is for the path of the page, one for the prompt
@@ -24,10 +24,15 @@ LEAST, MOST = 12, 32  # columns of a large picture
 CLEAR = 24  # columns from which on more pictures are better than larger ones
 LEGEND = "   "  # between entries, since a dot is an entry of its own
 CAPITAL = f"s and capitals: {ON_FIRST}"
-LEFT_OUT = "the first token is left out"  # of pictures, shares and examples, said once
-ASIDE = ", first token aside"  # how `described` says it of a share
+WITHOUT = f" {WITHOUT_FIRST}"  # how `described` says it of a share; said once for all heads
+EXAMPLE = f"example {BESIDES_FIRST}"
+EXPLAINED = (
+    f"% on the first token: of all attention; other %: {WITHOUT_FIRST}, the rest of a row being 100 %. "
+    "Weights in examples: as they are."
+)
 NO_PATTERN = "No head has a clear pattern in this text; a longer one may show some."
 LISTED = 12  # heads in a table without colors
+EXPLAINING = 60  # columns from which on a table says what its numbers are
 LARGEST = 24  # columns of a picture in the view of one layer
 NARROWEST = 15  # columns of a picture and what is said under it
 
@@ -76,7 +81,7 @@ def _note(view: View, side: int, width: int) -> str:
     """How to read pictures of at most so many rows and columns, in one line; what is best known goes first."""
     axes, *cells = _read_as(view, side, side).split(", ")
     words = "words name upper rows" if side < view.T else "two rows a line"
-    notes = " · ".join([axes, *cells, words, LEFT_OUT])
+    notes = " · ".join([axes, *cells, words, WITHOUT_FIRST])
     return notes if wide(notes) <= width else cut(notes.removeprefix(f"{axes} · "), width)
 
 
@@ -126,11 +131,10 @@ def _block(view: View, head: Head, side: int, size: int, palette: Palette) -> li
     rows, cols = min(side, view.T), min(side, view.S)
     weights = view.sampled[head.layer].select(heads=[_index(view, head)])
     picture = weights.without(sink(1)).pooled(rows, cols)[0, 0]
-    about = described(head.summary).replace(ASIDE, "")
-    told = wrapped(f"{about}, e.g. {example(view, head)}".split(" "), size, " ")
-    if len(told) > SAID:
-        told = wrapped(about.split(" "), size, " ")
-        told[SAID - 1 :] = [cut(" ".join(told[SAID - 1 :]), size)]
+    about = described(head.summary).replace(WITHOUT, "")
+    ways = [f"{about}, e.g. {example(view, head)}", about, in_short(head.summary)]
+    told = next((lines for lines in (wrapped(way.split(" "), size, " ") for way in ways) if len(lines) <= SAID), [])
+    told = told or [cut(in_short(head.summary), size)]
     lines = [palette.strong(fill(f"Head {head.place}", size)), *(palette.faint(fill(line, size)) for line in told)]
     lines += [" " * size] * (SAID - len(told))
     words = _row_words(view, rows)
@@ -150,16 +154,18 @@ def _listed(view: View, width: int, most: int) -> list[str]:
     """The clearest heads as a table: name, what it does, and its strongest pair of words."""
     heads = [head for head in _distinct(view) if head.trait][: min(max(1, most), LISTED)]
     pairs = [example(view, head) for head in heads]
-    size = min(max(map(wide, [PAIR, *pairs])), max(16, 2 * width // 5 + 1))
+    notes = wrapped(EXPLAINED.split(" "), width, " ")
+    notes = notes if width >= EXPLAINING else []
+    size = min(max(map(wide, [EXAMPLE, *pairs])), max(16, 2 * width // 5 + 1))
     room = width - size - 9  # for what a head does, which is wrapped: its end often says most
-    lines = [f"{'head':>5}  {fill(f'what it does{ASIDE}', room)}  {cut(PAIR, size)}".rstrip()]
+    lines = [f"{'head':>5}  {fill('what it does', room)}  {cut(EXAMPLE, size)}".rstrip()]
     for head, pair in zip(heads, pairs, strict=True):
-        first, *rest = wrapped(described(head.summary).replace(ASIDE, "").split(" "), room, " ")
-        if len(lines) > max(1, most - len(rest)):
+        first, *rest = wrapped(described(head.summary).replace(WITHOUT, "").split(" "), room, " ")
+        if len(lines) > max(1, most - len(rest) - len(notes)):
             continue  # a later one may need fewer lines
         lines.append(f"{head.place:>5}  {fill(first, room)}  {cut(pair, size)}".rstrip())
         lines += [f"{'':>5}  {line}" for line in rest]
-    return lines if heads else [NO_PATTERN]
+    return [*lines, *notes] if heads else [NO_PATTERN]
 
 
 class Cells:
@@ -211,7 +217,7 @@ class Cells:
         kinds = [f"{sign} {kind}" for kind, sign in self.letters.items()]
         sinks = any(trait.name == FIRST_SINK for head in self.view.heads for trait in head.summary.traits)
         more = [CAPITAL] * sinks
-        more += ["more color: more clearly"] if self.palette.depth else [f"other %: {ASIDE.strip(', ')}"]
+        more += ["more color: more clearly"] * (self.palette.depth > 0)
         hidden = max(len(summary) for summary in self.view.summaries) - self.shown
         more += [f"{hidden} more heads per layer"] if hidden else []
         axes = ["rows: layers", "columns: heads"] if self._numbers() else ["rows: layers"]
@@ -249,7 +255,7 @@ def drawn_layer(view: View, layer: int, width: int, height: int, palette: Palett
         lines += [palette.strong("".join(fill(part, size) for part in parts).rstrip()) for parts in under]
         lines.append("")
     ramp = [] if palette.depth else [f"from 0 to 1 on a square-root scale: {LETTERS!r}"]
-    notes = [_read_as(view, rows, side), f"{LEFT_OUT}; sink: the weight on it", *ramp]
+    notes = [_read_as(view, rows, side), f"{WITHOUT_FIRST}; sink: the weight on it", *ramp]
     return "\n".join([*lines, *map(palette.faint, wrapped(notes, width))])
 
 

@@ -2,10 +2,22 @@
 
 from collections.abc import Sequence
 
+from headwise.masks import Mask
 from headwise.masks.probes import sink
 from headwise.view.result import View
 from headwise.view.tokens import cut, shown
-from headwise.weights.summary import FIRST_SINK, NEAR, SECOND_SINK, Head, HeadSummary, Trait, second_of
+from headwise.weights import AttentionMap
+from headwise.weights.summary import (
+    FIRST_SINK,
+    NEAR,
+    READINGS,
+    SECOND_SINK,
+    Head,
+    HeadSummary,
+    Trait,
+    probes_of,
+    second_of,
+)
 
 # Where a head of each kind attends. Kinds that are not listed are named as they are.
 TARGETS = {
@@ -25,7 +37,10 @@ TARGETS = {
 }
 
 WHOLE = (FIRST_SINK, SECOND_SINK)  # shares of all attention; others are of what is left without the first token
-PAIR = "largest weight, first token aside"  # what `example` gives
+NUMBERS = {name: number for number, name, _ in READINGS}  # by the names of heads, what they are named for
+BROAD = "broad"
+# What pictures and percentages leave out, and what examples do not count: one term for each, on the page as well.
+WITHOUT_FIRST, BESIDES_FIRST = "without the first token", "besides the first token"
 
 
 def described(head: HeadSummary) -> str:
@@ -33,14 +48,25 @@ def described(head: HeadSummary) -> str:
 
     >>> from headwise.weights.summary import Trait
     >>> described(HeadSummary(2, (Trait("previous-token", 0.67, 0.6),), {}, {}))
-    'attends to the previous token (67\\xa0%, first token aside)'
+    'attends to the previous token (67\\xa0% without the first token)'
     """
     if not head.traits:
         return "has no single pattern"
     first, *second = head.traits
     more = [f"{second_of(head.traits, '; of the rest, ')}{_share(trait)}{_target(trait)}" for trait in second]
-    aside = "" if first.name in WHOLE else ", first token aside"
-    return f"attends {_target(first)}{_share(first, f' ({{}}{aside})')}{''.join(more)}"
+    without = "" if first.name in WHOLE else f" {WITHOUT_FIRST}"
+    return f"attends {_target(first)}{_share(first, f' ({{}}{without})')}{''.join(more)}"
+
+
+def in_short(head: HeadSummary) -> str:
+    """The names of what a head does, as in the legend under all heads.
+
+    >>> from headwise.weights.summary import Trait
+    >>> in_short(HeadSummary(2, (Trait(FIRST_SINK, 0.4, 0.3), Trait("broad", 0.9, 0.8)), {}, {}))
+    'first-token sink 40\\xa0%; rest: broad'
+    """
+    named = (f"{trait.name} {_share(trait)}".strip() for trait in head.traits)
+    return second_of(head.traits, "; rest: ").join(named)
 
 
 def _target(trait: Trait) -> str:
@@ -50,19 +76,38 @@ def _target(trait: Trait) -> str:
 
 def _share(trait: Trait, form: str = "{} ") -> str:
     """How much of the attention goes there; an entropy is not a share of attention."""
-    return "" if trait.name == "broad" else form.format(percent(trait.share))
+    return "" if trait.name == BROAD else form.format(percent(trait.share))
 
 
 def example(view: View, head: Head) -> str:
-    """The largest weight of a head that is not on the first token, such as “looked” 9 → “captain” 8: 0.92."""
+    """What shows best what a head does, besides the first token, such as “looked” 9 → “captain” 8: 0.92.
+
+    It is the largest weight on the keys that the head is named for; for a broad head, the row that is spread over most
+    keys, such as “sea” 9 → 9 tokens, ≤ 0.13.
+    """
     weights = view.sampled[head.layer].select(heads=[_place(view, head)])
-    rest = weights.without(sink(1)).peak()
-    largest = (rest.weight * (1 - weights.mass(sink(1))))[0, 0]  # not rescaled: as in the page and in JSON
-    row = int(largest.argmax())
-    if not largest[row] > 0:
+    rest = weights.without(sink(1))
+    broad = head.summary.kind == BROAD
+    named = None if broad else _named_for(view, head, weights)
+    weight, key = (rest if named is None else rest.without(~named)).peak()
+    # As they are, not scaled up: as in the page and in JSON.
+    weight = weight * (1 - weights.mass(sink(1))) * (1 if named is None else rest.mass(named))
+    row = int((rest.entropy() if broad else weight)[0, 0].argmax())
+    most = float(weight[0, 0, row])
+    if not most > 0:
         return ""
-    query, key = row if view.queries is None else int(view.queries[row]), int(rest.key[0, 0, row])
-    return f"{_quoted(view.labels, query)} → {_quoted(view.key_labels, key)}: {largest[row]:.2f}"
+    query = _quoted(view.labels, row if view.queries is None else int(view.queries[row]))
+    seen = int((rest[0, 0, row] > 0).sum())
+    if broad and seen > 1:
+        return f"{query} → {seen:,} tokens, ≤ {most:.2f}"
+    return f"{query} → {_quoted(view.key_labels, int(key[0, 0, row]))}: {most:.2f}"
+
+
+def _named_for(view: View, head: Head, weights: AttentionMap) -> Mask | None:
+    """The keys that a head is named for, if its name is about a kind of keys."""
+    ids = view.ids if view.ids is not None and len(view.ids) == view.S else None
+    asked = view.query_ids if weights._scoring.cross and ids is not None else None
+    return probes_of(weights, ids, query_ids=asked).get(NUMBERS.get(head.summary.kind, ""))
 
 
 def _place(view: View, head: Head) -> int:

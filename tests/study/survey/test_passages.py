@@ -164,6 +164,21 @@ def test_a_document_is_named_by_its_line_and_a_copy_is_not_quoted_twice(tiny, co
     assert len(seen) == len(set(seen))
 
 
+def test_a_broad_head_is_quoted_by_rows_that_are_spread_over_many_tokens(tiny):
+    found = headwise.survey(tiny, texts=[sentence(40, 1)])
+    tokens = tiny.tokens(sentence(40, 1))
+    with torch.no_grad(), headwise.watch(tiny.gpt) as seen:
+        tiny.gpt(tokens)
+    for layer, name in enumerate(found.layers):
+        rest = seen[name].without(headwise.sink(1))
+        spread = rest.entropy()[0].exp()
+        for head in range(3):
+            best = found.evidence(layer, head, "entropy")[0]
+            assert best.score == pytest.approx(float(spread[head].max()), rel=1e-4)
+            assert best.query == int(spread[head].argmax()) > 20
+            assert best.key == int(rest.peak().key[0, head, best.query])
+
+
 def test_how_many_passages_are_kept_can_be_chosen(tiny):
     texts = [sentence(40, 1)]
     none, five = (headwise.survey(tiny, texts=texts, evidence=most) for most in (0, 5))
@@ -173,7 +188,7 @@ def test_how_many_passages_are_kept_can_be_chosen(tiny):
     assert none.heads == five.heads
     with pytest.raises(OptionError, match="evidence=-1: expected how many passages to keep, 0 or more"):
         Measures(evidence=-1)
-    with pytest.raises(OptionError, match=r"there are passages for \['induction', "):
+    with pytest.raises(OptionError, match=r"there are passages for \['entropy', "):
         five.evidence(0, 0, "nothing")
 
 

@@ -320,6 +320,15 @@ def test_words_are_colored_by_their_loss(live, page):
     run = live.runs[page.evaluate("window.headwiseLive.id")]
     expected = [f"{min(100, round(100 * (loss or 0) / 8))}%" for loss in run.outcome.losses]
     assert [abs(int(a[:-1]) - int(b[:-1])) <= 1 for a, b in zip(shares, expected, strict=True)].count(False) == 0
+    page.locator('.word[data-i="3"]').hover()
+    page.locator(".details-title", has_text=f"loss {run.outcome.losses[3]:.2f} nats").wait_for()
+    page.focus(".text")
+    page.keyboard.press("Home")
+    page.locator(".details[aria-live=polite] .details-title", has_text="no loss: nothing comes before it").wait_for()
+    page.keyboard.press("ArrowRight")
+    page.locator(".details-title", has_text=f"loss {run.outcome.losses[1]:.2f} nats").wait_for()
+    page.get_by_label("color words by their loss").uncheck()
+    wait(page, "!document.querySelector('.details').textContent.includes('loss')")
     assert sum(x or 0 for x in run.outcome.losses) / (run.T - 1) == pytest.approx(run.outcome.loss, abs=1e-4)
 
 

@@ -124,10 +124,11 @@ def test_other_addresses_are_announced_as_such(capsys):
 def test_two_models_of_one_name_are_told_apart(tmp_path):
     from headwise.view.serve.models import Models
 
-    for parent in ("a", "b"):
-        (tmp_path / parent / "model").mkdir(parents=True)
-    models = Models([str(tmp_path / "a" / "model"), str(tmp_path / "b" / "model"), "builtin", "builtin"])
-    assert models.names == ["model", "model (2)", "builtin"]
+    folders = [tmp_path / parent / name for name in ("small", "model") for parent in ("a", "b")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    models = Models([*map(str, folders), "builtin", "builtin"])
+    assert models.names == ["small", "small (2)", "a/model", "b/model", "builtin"]
 
 
 def test_a_model_that_cannot_be_opened_is_told_when_it_is_asked_for(client_of, tmp_path):

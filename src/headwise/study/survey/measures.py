@@ -48,7 +48,7 @@ PASSAGES = 3  # kept for each head and number, by default
 PEAK = "peak"
 TRIED = 8  # tokens that a model is tried with
 # The numbers that passages are kept for: those that heads are named for, as far as each query has its own.
-SHOWN = (*(key for key, _, _ in READINGS if key not in ("positional", "entropy")), PEAK)
+SHOWN = (*(key for key, _, _ in READINGS if key != "positional"), PEAK)
 
 
 Read = Callable[[Sequence[Reading]], list[tuple[Tensor, ...]]]
@@ -198,11 +198,17 @@ class LookedAt(NamedTuple):
     read: Read
 
     def rankings(self) -> Iterator[tuple[str, Ranking]]:
-        """Queries ranked by what they do, the first token excluded: by the weight that really is on these keys."""
+        """Queries ranked by what they do, the first token excluded: by the weight that really is on these keys.
+
+        For a head that is broad, by how many keys would have the same entropy if all weights were equal: a row of two
+        keys may be even, but it is not broad.
+        """
         share = self.plain.left
         for name in SHOWN:
             if name in self.rest.numbers:
                 scores = self.rest.numbers[name] if share is None else self.rest.numbers[name] * share
+                if name == "entropy":
+                    scores = self.rest.choice.seen.clamp(min=1) ** self.rest.numbers[name]
                 counted = self.rest.choice.counted(name) & (scores > 0)
                 yield name, self.text.ranking(scores, counted, self.rest, share)
 

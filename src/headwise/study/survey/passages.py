@@ -26,7 +26,7 @@ class Passage(NamedTuple):
     """A query that did most of something, the key that it attends to most, and the text around them.
 
     score: the number of this query; for the numbers of a summary, the weight on the keys that count, the first token
-        excluded.
+        excluded; for "entropy", how many keys the rest is spread over.
     weight: the weight on the key.
     file, line: the document.
     unit, window: which window of the file, counted from 0: windows are numbered within units of work.

@@ -159,6 +159,11 @@ class App {
     return kind !== "mass" && this.kinds.includes(kind) ? kind : this.without ? "rest" : "mass";
   }
 
+  // What heads are ranked by for a word.
+  get taking() {
+    return this.measure === "weights" ? "attend most from this word" : "take most from one word here";
+  }
+
   // Whether the first token is left out of all pictures: of heads, of lines and of the map.
   get without() {
     return Boolean(this.store.get("without")) && this.kinds.includes("rest");

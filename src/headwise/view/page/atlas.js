@@ -2,7 +2,7 @@
 
 const GAP = 7;
 const CAPTION = 33; // pixels below a picture: its name and what the head does
-const NARROWEST = 60; // pixels: below this width a caption does not fit
+const NARROWEST = 52; // pixels: below this width a caption does not fit
 const ROOMY = 78; // pixels: below this width only a name fits into the empty corner of a causal map
 const NAMED = 38; // pixels: below this width not even a name does
 const BESIDE = 51; // pixels: with so much room beside a picture, its caption stands there
@@ -37,7 +37,7 @@ class Atlas {
     const name = `${l}.${head.head}`;
     const button = el("button", { class: "head", type: "button", "data-place": `${l}.${h}`, "data-head": head.head, "aria-label": `Head ${name} ${head.about}` },
       el("span", { class: "picture" }, el("canvas", { "aria-hidden": "true" })),
-      el("span", { class: "head-name" }, el("b", { text: name }), el("span", { class: "figure soft", text: traitNumber(head) })), el("span", { class: "trait", text: traitName(head).replaceAll(" + ", " +\n") }), bar);
+      el("span", { class: "caption" }, el("b", { text: name }), " ", el("span", { class: "trait", text: traitName(head).replaceAll(" + ", " +\n") })), bar);
     button.addEventListener("click", () => this.app.open(`${l}.${h}`));
     return button;
   }
@@ -199,7 +199,7 @@ class Atlas {
   // Mark the heads that attend most from a word, and its row in every picture; null clears.
   rank(found, query) {
     const { T } = this.app.side.manifest;
-    if (found) fill(this.told, `Framed: the ${Math.min(RANKED, found.length)} heads that attend most from this word, first token aside; the paler a head, the less. The line is the word’s row.`);
+    if (found) fill(this.told, `Framed: the ${Math.min(RANKED, found.length)} heads that ${this.app.taking}, besides the first token; the paler a head, the less. The line is the word’s row.`);
     else if (this.root.classList.contains("ranking")) this.tell(null);
     this.root.classList.toggle("ranking", Boolean(found));
     this.body.style.setProperty("--row", `${(100 * ((query ?? 0) + 0.5)) / T}%`);
@@ -247,6 +247,5 @@ function inRows({ values, rows, cols }) {
   return found;
 }
 
-// What a head does besides attending to the first token, short enough for a picture, and its number.
+// What a head does, short enough for a picture.
 const traitName = (head) => head.traits.map(([name]) => name.replace(SINK, "sink").replace("previous-token", "previous")).join(" + ") || "mixed";
-const traitNumber = (head) => (head.traits.length ? head.traits.at(-1)[1].toFixed(2).replace(/^0/, "") : "");

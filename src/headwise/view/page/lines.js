@@ -40,17 +40,7 @@ class Lines {
   }
 
   key(event) {
-    const last = this.app.side.manifest.T - 1;
-    const from = this.at ?? -1;
-    const to = { ArrowDown: from + 1, ArrowUp: from - 1, PageDown: from + 10, PageUp: from - 10, Home: 0, End: last }[event.key];
-    if (to !== undefined) {
-      this.app.lock(null);
-      this.app.pointAt(clamp(to, 0, last));
-      this.reveal(this.at);
-    } else if (event.key === "Enter" && this.at !== null) this.app.lock(this.app.locked() === this.at ? null : this.at);
-    else return;
-    event.preventDefault();
-    event.stopPropagation();
+    wordKey(this.app, event, this.at ?? -1, { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 }, () => this.reveal(this.at));
   }
 
   reveal(at) {
@@ -61,8 +51,8 @@ class Lines {
   // Rebuild for the head; the first token is left out unless the reader asks for it.
   build() {
     const { app } = this;
-    const { manifest } = app.side;
     this.rows.clear();
+    this.span = app.data.spanOf(app.subject(), app.without ? "rest" : "mass"); // tokens that a number covers
     this.fit();
     if (!this.bar.contains(document.activeElement)) this.toolbar();
     this.drawLegend();
@@ -91,10 +81,10 @@ class Lines {
 
   drawLegend() {
     const { app } = this;
-    const span = app.data.spanOf(app.subject(), app.without ? "rest" : "mass");
-    const coarse = span > 1 ? `. Lines are averages over ${count(span)} words and go to ${count(span)} words together: this file has no numbers of single tokens here` : "";
-    const [left, mark] = app.without ? [" without the first token", ". −40 %: left out of that row"] : ["", ""];
-    fill(app.legend, legendOf(app.scale(), `${MEASURES[app.measure].unit}${left}. Lines start at ${FAINTEST}; a word that you point at has all${mark}${coarse}`, app.dark));
+    const left = app.without ? " without the first token" : "";
+    const mark = left && this.span === 1 ? ". −40 %: share left out, from 1 %" : "";
+    const lines = this.span > 1 ? `. A bar is a group of ${count(this.span)} words, a line what one group gives another on average: this file has no numbers of single tokens here` : `. Lines start at ${FAINTEST}; a word that you point at has all`;
+    fill(app.legend, legendOf(app.scale(), `${MEASURES[app.measure].unit}${left}${lines}${mark}`, app.dark));
   }
 
   show(at) {
@@ -107,12 +97,12 @@ class Lines {
   async tell() {
     const { app, at } = this;
     const { manifest } = app.side;
-    if (at === null) return fill(this.told, el("span", { class: "soft", text: "Left: the words that attend. Right: the words that they attend to. Point at a word to see its lines alone." }));
+    if (at === null) return fill(this.told, el("span", { class: "soft", text: `Left: the ${this.span > 1 ? "groups of words" : "words"} that attend. Right: those that they attend to. Point at a word to see its lines alone.` }));
     const row = await this.row(at);
     if (at !== this.at || !row) return undefined;
     const best = row.keys.map((key, i) => [key, row.weights[i]]).slice(0, 3);
-    return fill(this.told, el("bdi", { class: "token to-word", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: " attends to " }),
-      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + row.span) - 1)}` : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(digitsOf(row.errors?.[i], 2)).replace("-", "−")}` })]), el("span", { class: "soft", text: row.span > 1 ? ` (${averageText(row.span, at, manifest.T)})` : leftOut(row) && ` of what is left without the first token (−${leftOut(row)})` }));
+    return fill(this.told, el("bdi", { class: "token to-word", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: row.span > 1 ? ` is one of ${groupText(at - (at % row.span), row.span, manifest.T)}, which attend on average to ` : " attends to " }),
+      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? groupText(key, row.span, manifest.S) : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(digitsOf(row.errors?.[i], 2)).replace("-", "−")}` })]), el("span", { class: "soft", text: leftOut(row) && ` of what is left without the first token (−${leftOut(row)})` }));
   }
 
   // The row of a query, without the first token if that is asked for.
@@ -138,7 +128,7 @@ class Lines {
     const context = sharpen(this.canvas, room, height);
     Object.assign(this.canvas.style, { width: `${room}px`, height: `${height}px`, top: `${top}px`, left: `${this.left.offsetWidth}px` });
     context.clearRect(0, 0, room, height);
-    const queries = this.at === null ? range(first, Math.min(last, manifest.T)) : [this.at];
+    const queries = this.queries(first, last);
     const weights = new Map();
     let waiting = 0;
     for (const query of queries) {
@@ -160,22 +150,40 @@ class Lines {
     });
   }
 
+  // Those whose lines are drawn; of a group, the first.
+  queries(first, last) {
+    const to = Math.ceil(Math.min(last, this.app.side.manifest.T) / this.span);
+    return this.at === null ? range(Math.floor(first / this.span), to).map((i) => i * this.span) : [this.at];
+  }
+
   curve(context, row, query, top, room, weights) {
     if (!row) return;
-    const scale = this.app.scale();
+    const { app } = this;
+    const { T, S } = app.side.manifest;
+    const scale = app.scale();
     const one = this.at !== null;
-    const y = (at) => (at + 0.5) * this.line - top;
+    const span = row.span || 1;
+    const edges = (at, length) => [at, Math.min(length, at + span)].map((place) => place * this.line - top);
+    const bar = (x, [from, to], color) => {
+      context.fillStyle = color;
+      if (span > 1) context.fillRect(x, from + 3, 5, to - from - 6);
+    };
+    const here = edges(query - (query % span), T);
+    const start = (here[0] + here[1]) / 2;
+    bar(0, here, app.colors().soft);
     for (let i = row.keys.length - 1; i >= 0; i--) {
       const weight = row.weights[i];
       const size = Math.min(1, Math.abs(weight)); // contributions may be negative, and above 1
       if (size < (one ? 1e-6 : FAINTEST)) continue;
-      const key = row.keys[i] + (row.span ? row.span / 2 : 0);
-      if (one) weights.set(row.keys[i], weight);
-      context.strokeStyle = scale.color(weight, this.app.dark);
+      const there = edges(row.keys[i], S);
+      const end = (there[0] + there[1]) / 2;
+      if (one && span === 1) weights.set(row.keys[i], weight);
+      bar(room - 5, there, one ? scale.color(weight, app.dark) : app.colors().soft);
+      context.strokeStyle = scale.color(weight, app.dark);
       context.lineWidth = 0.6 + 5.4 * size;
       context.beginPath();
-      context.moveTo(0, y(query));
-      context.bezierCurveTo(room * 0.45, y(query), room * 0.55, y(key), room, y(key));
+      context.moveTo(span > 1 ? 5 : 0, start);
+      context.bezierCurveTo(room * 0.45, start, room * 0.55, end, span > 1 ? room - 5 : room, end);
       context.stroke();
     }
   }
@@ -194,7 +202,9 @@ class Lines {
     }
     context.save();
     context.translate(190, 0);
-    for (const query of this.at === null ? range(first, Math.min(last, manifest.T)) : [this.at]) this.curve(context, this.rows.get(query)?.found, query, first * this.line, room, new Map());
+    [context.textAlign, context.fillStyle, context.font] = ["right", colors.soft, `11px ${colors.font}`];
+    for (const word of this.left.children) if (word.dataset.left) context.fillText(word.dataset.left, -130, (word.dataset.i - first + 0.5) * this.line);
+    for (const query of this.queries(first, last)) this.curve(context, this.rows.get(query)?.found, query, first * this.line, room, new Map());
     context.restore();
   }
 
@@ -227,7 +237,8 @@ class Lines {
     for (const word of this.left.children) {
       word.classList.toggle("here", Number(word.dataset.i) === this.at);
       const left = leftOut(this.rows.get(Number(word.dataset.i))?.found);
-      word.dataset.left = left && `−${left}`;
+      word.toggleAttribute("data-left", left);
+      if (left) word.dataset.left = `−${left}`;
     }
     for (const word of this.right.children) {
       const weight = weights.get(Number(word.dataset.i)) || 0;

@@ -50,7 +50,7 @@ class HeadMap {
     const width = this.root.clientWidth;
     if (!width) return;
     const small = width < 560;
-    this.pads = { left: small ? 70 : 104, top: small ? 96 : 104, right: small ? 66 : 112, bottom: 12 };
+    this.pads = { left: small ? 88 : 104, top: small ? 104 : 118, right: small ? 66 : 112, bottom: 12 };
     // A map that fills the width leaves no empty space below it; its lower edge is in the window.
     const needed = ((width - this.pads.left - this.pads.right) * this.view.T) / this.view.S + this.pads.top + this.pads.bottom;
     const height = Math.round(Math.max(300, Math.min(needed, small ? 0.7 * innerHeight : this.app.roomFor(this.root) - 14)));
@@ -197,8 +197,10 @@ class HeadMap {
     const words = view.scale >= 12;
     context.font = `${words ? 12 : 11}px ${colors.font}`;
     context.textBaseline = "middle";
-    const most = pads.left < 80 ? 7 : 11;
-    const text = (token, at) => (words ? `${wordOf(token, most)} ${at}` : String(at));
+    const text = (token, at, room, letters = 11) => { // as many letters as there is room for
+      const found = words ? `${wordOf(token, letters)} ${at}` : String(at);
+      return letters > 2 && context.measureText(found).width > room ? text(token, at, room, letters - 1) : found;
+    };
     const place = (at) => (words ? at + 0.5 : at + Math.min(every / 2, 0.5));
     context.textAlign = "right";
     const [bottom, right] = [Math.min(view.T, view.y + view.height / view.scale), Math.min(view.S, view.x + view.width / view.scale)];
@@ -206,7 +208,7 @@ class HeadMap {
       const y = (place(query) - view.y) * view.scale;
       if (y < 0 || y > view.height) continue;
       context.fillStyle = this.cursor?.query === query ? colors.ink : colors.soft;
-      context.fillText(text(manifest.labels[query], query), -8, y, pads.left - 32);
+      context.fillText(text(manifest.labels[query], query, pads.left - 32), -8, y);
     }
     context.textAlign = "left";
     for (let key = Math.ceil(view.x / every) * every; key < right; key += every) {
@@ -217,7 +219,7 @@ class HeadMap {
       context.translate(x, -8);
       if (words) context.rotate(-Math.PI / 2);
       else context.textAlign = "center";
-      context.fillText(text(manifest.keyLabels[key], key), 0, words ? 0 : -4, words ? pads.top - 48 : 80);
+      context.fillText(text(manifest.keyLabels[key], key, pads.top - 48), 0, words ? 0 : -4);
       context.restore();
     }
   }
@@ -243,7 +245,7 @@ class HeadMap {
     context.font = `10.5px ${colors.font}`;
     [context.textAlign, context.textBaseline] = ["left", "bottom"];
     const title = (name, most, x, y) => [name, most].forEach((text, i) => context.fillText(text, x, y + 12 * (i - 1)));
-    const longest = (x) => `≤${band < 30 ? "" : " "}${x.toFixed(x < 10 ? 1 : 0)}`;
+    const longest = (x) => `≤${band < 30 ? "" : " "}${x < 1000 ? x.toFixed(x < 10 ? 1 : 0) : `${(x / 1000).toFixed(1)}k`}`;
     title(band < 30 ? "ent." : "entropy", longest(most.entropy), plot.width + 8, -4);
     if (apart) title(band < 30 ? "dist." : "distance", longest(most.distance), plot.width + 16 + band, -4);
     title(this.kind === "rest" && band > 30 ? "received, with first" : "received", `≤ ${most.received.toFixed(1)}`, plot.width + 8, top + high);

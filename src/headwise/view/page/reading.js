@@ -38,8 +38,9 @@ class Reading {
     if (manifest.keys) sides.push(this.blocks(manifest.keys, null, "key"));
     const [queries, keys] = sides;
     fill(this.text, ...(keys ? [el("h3", { text: "Queries (the words that attend)" }), ...queries.parts, el("h3", { text: "Keys (the words they attend to)" }), ...keys.parts] : queries.parts));
-    // Tokens without spaces, such as numbers or a list of words, would run together.
-    this.text.classList.toggle("spaced", !manifest.tokens.some((token) => /\s/.test(token)));
+    // Numbers, or a list of words that no model has read, would run together.
+    const apart = manifest.model ? /^\d+$/ : /^\S+$/;
+    this.text.classList.toggle("spaced", manifest.tokens.every((token) => apart.test(token)));
     [this.words, this.keyWords] = [queries.words, (keys || queries).words];
     this.both = !manifest.keys;
     this.shaded = [];
@@ -57,7 +58,7 @@ class Reading {
         words[i].dataset.i = i;
         return;
       }
-      words[i] = el("span", { class: SPECIAL.test(token) ? "word special" : "word", id: `${side}-${i}`, role: "option", "aria-selected": "false", "data-i": i, "data-side": side, text: readable(token) });
+      words[i] = el("span", { class: SPECIAL.test(token.trim()) ? "word special" : "word", id: `${side}-${i}`, role: "option", "aria-selected": "false", "data-i": i, "data-side": side, text: readable(token) });
       parts.at(-1).append(words[i]);
       if (token.includes("\n")) parts.at(-1).append(el("br"));
     });
@@ -88,17 +89,7 @@ class Reading {
   }
 
   key(event) {
-    const last = this.app.side.manifest.T - 1;
-    const from = this.at ?? 0;
-    const to = { ArrowRight: from + 1, ArrowLeft: from - 1, ArrowDown: from + 10, ArrowUp: from - 10, Home: 0, End: last }[event.key];
-    if (to !== undefined) {
-      this.app.lock(null);
-      this.app.pointAt(clamp(to, 0, last));
-      this.reveal(this.at);
-    } else if (event.key === "Enter" || event.key === " ") this.app.lock(this.app.locked() === from ? null : from);
-    else return;
-    event.preventDefault();
-    event.stopPropagation();
+    wordKey(this.app, event, this.at ?? 0, { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10 }, () => this.reveal(this.at));
   }
 
   // Scroll the text, not the page, until a word is in view.
@@ -130,14 +121,15 @@ class Reading {
       return this.invite();
     }
     const subject = this.app.subject();
-    const [row, column, ranking] = await tracked(Promise.all([this.app.data.row(subject, at), this.both ? this.app.data.column(subject, at) : null, this.app.data.source(new Subject(0, 0, 0)).ranking(at)]));
+    const [reach, row, column, ranking] = await tracked(Promise.all([this.app.data.reach(subject), this.app.data.row(subject, at), this.both ? this.app.data.column(subject, at) : null, this.app.data.source(new Subject(0, 0, 0)).ranking(at)]));
     if (turn !== this.turn) return undefined;
     this.clear();
     this.mark(this.query(at), "here");
     if (this.app.locked() === at) this.reveal(at);
     this.query(at)?.setAttribute("aria-selected", "true");
     this.text.setAttribute("aria-activedescendant", this.query(at)?.id);
-    if (row) this.shadeAll(row.keys.flatMap((key, i) => range(key, Math.min(key + (row.span || 1), this.keyWords.length)).map((each) => [this.keyWord(each), row.weights[i]])), "--attends");
+    const seen = (key, span) => (span ? range(key, Math.min(key + span, this.keyWords.length)).filter((each) => reach.sees(at, each, 1)) : [key]);
+    if (row) this.shadeAll(row.keys.flatMap((key, i) => seen(key, row.span).map((each) => [this.keyWord(each), row.weights[i]])), "--attends");
     if (column) this.shadeAll(column.queries.map((query, i) => [this.query(query), column.weights[i]]), "--attended");
     this.app.atlas.rank(ranking || null, at);
     return this.tell(at, subject, row, column, ranking);
@@ -170,12 +162,6 @@ class Reading {
     }
   }
 
-  // Color every word by a number from 0 to 1, where it is not shaded; null clears.
-  colorBy(numbers) {
-    this.text.classList.toggle("by-number", Boolean(numbers));
-    this.words.forEach((word, i) => (numbers ? word.style.setProperty("--number", `${Math.round(100 * clamp(numbers[i], 0, 1))}%`) : word.style.removeProperty("--number")));
-  }
-
   invite() {
     const subject = this.app.subject();
     const { manifest } = this.app.side;
@@ -187,7 +173,7 @@ class Reading {
     const { manifest } = this.app.side;
     if (!manifest.pairs.length) return null;
     const but = manifest.keys ? "the first token" : "the first, the previous and the same token";
-    return el("div", { class: "pairs" }, el("h3", { text: "Largest attention weights of all heads" }), el("p", { class: "soft note", text: `besides those to ${but}; each pair of words once${this.app.without ? "; all tokens count" : ""}` }), el("ul", {}, ...manifest.pairs.map((pair) =>
+    return el("div", { class: "pairs" }, el("h3", { text: "Largest attention weights of all heads" }), el("p", { class: "soft note", text: `besides ${but}; each pair of words once${this.app.without ? "; all tokens count" : ""}` }), el("ul", {}, ...manifest.pairs.map((pair) =>
       el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.openPair(pair) },
         el("span", { class: "pair-words" }, this.placed(manifest.labels, pair.query), " → ", this.placed(manifest.keyLabels, pair.key)), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), el("span", { class: "soft", text: ` head ${pair.layer}.${pair.head}` }))))));
   }
@@ -201,7 +187,7 @@ class Reading {
   tell(at, subject, row, column, ranking) {
     const { manifest } = this.app.side;
     const locked = this.app.locked() === at;
-    const title = el("p", { class: "details-title" }, el("bdi", { class: "token", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: ` ${at} · ${subject.title(manifest).toLowerCase()} · ${locked ? "kept; click it again to let go" : "click to keep"}` }), this.repeats(at));
+    const title = el("p", { class: "details-title" }, el("bdi", { class: "token", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: ` ${at}${this.numberOf?.(at) ?? ""} · ${subject.title(manifest).toLowerCase()} · ${locked ? "kept; click it again to let go" : "click to keep"}` }), this.repeats(at));
     const none = (text) => el("p", { class: "soft", text });
     const list = (names, places, { weights, errors, whole, span = 1 }) => el("ol", { class: "list" }, ...weights.slice(0, 5).map((weight, i) => this.line(names, places[i], weight, span, errors?.[i])), whole === false && span === 1 ? el("li", { class: "soft", text: "from the 8 largest weights of each row" }) : null);
     if (!row) return fill(this.note, title, none("The numbers of this average are not in the file."), this.ranked(ranking, at));
@@ -216,8 +202,8 @@ class Reading {
     if (!ranking?.length) return null;
     const { manifest } = this.app.side;
     const open = ({ place, key, weight, error, span }) => el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.store.set({ head: place }) },
-      el("b", { text: new Subject(0, ...place.split(".").map(Number)).name(manifest) }), " → ", el("bdi", { text: span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + span) - 1)}` : wordOf(manifest.keyLabels[key], 16) }), span > 1 ? null : el("span", { class: "soft place", text: ` ${count(key)}` }), el("span", { class: "figure", text: weight.toFixed(digitsOf(error, 2)) })));
-    return el("div", { class: "ranked" }, el("h3", { text: `${this.app.measure === "weights" ? "Heads that attend most from this word" : "Heads that take most from one word here"}, first token aside` }), ranking[0].span > 1 ? el("p", { class: "soft note", text: averageText(ranking[0].span, at, manifest.T) }) : null, el("ol", {}, ...ranking.slice(0, RANKED).map(open)));
+      el("b", { text: new Subject(0, ...place.split(".").map(Number)).name(manifest) }), " → ", el("bdi", { text: span > 1 ? groupText(key, span, manifest.S) : wordOf(manifest.keyLabels[key], 16) }), span > 1 ? null : el("span", { class: "soft place", text: ` ${count(key)}` }), el("span", { class: "figure", text: weight.toFixed(digitsOf(error, 2)) })));
+    return el("div", { class: "ranked" }, el("h3", { text: `Heads that ${this.app.taking}, besides the first token` }), ranking[0].span > 1 ? el("p", { class: "soft note", text: averageText(ranking[0].span, at, manifest.T) }) : null, el("ol", {}, ...ranking.slice(0, RANKED).map(open)));
   }
 
   line(names, place, weight, span, error) {
@@ -270,4 +256,17 @@ class Reading {
     this.found.textContent = `${this.place + 1} of ${count(this.matches.length)}`;
     this.go(Number(this.matches[this.place].dataset.i));
   }
+}
+
+// Keys that move among words, by so many, and keep one.
+function wordKey(app, event, from, steps, reveal) {
+  const by = { ...steps, Home: -Infinity, End: Infinity }[event.key];
+  if (by) {
+    app.lock(null);
+    app.pointAt(clamp(from + by, 0, app.side.manifest.T - 1));
+    reveal();
+  } else if (/^(Enter| )$/.test(event.key) && from >= 0) app.lock(app.locked() === from ? null : from);
+  else return;
+  event.preventDefault();
+  event.stopPropagation();
 }

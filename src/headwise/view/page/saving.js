@@ -17,7 +17,18 @@ const quoted = (value) => {
 const csv = (rows) => rows.map((row) => row.map(quoted).join(",")).join("\n") + "\n";
 
 const FAINT = 0.45; // as in page.css
-const HEADING = 52; // pixels above a saved picture, for its title
+const LINE = 17; // pixels from one line of text to the next, above and below a saved picture
+
+// A text in lines of at most so many pixels, in the font of a drawing.
+function linesOf(context, text, width) {
+  const lines = [""];
+  for (const word of text.split(" ")) {
+    const longer = `${lines.at(-1)} ${word}`.trim();
+    if (lines.at(-1) && context.measureText(longer).width > width) lines.push(word);
+    else lines[lines.length - 1] = longer;
+  }
+  return lines;
+}
 
 class Saving {
   constructor(app) {
@@ -39,57 +50,67 @@ class Saving {
   // What is drawn between the title and the legend: its size, how to draw it, its color scale and what that shows.
   get content() {
     const { app } = this;
+    const shows = app.legend.querySelector(".legend-name")?.textContent || "";
     if (this.view === "map") {
       const [map] = app.stage.shown;
-      return { width: map.width, height: map.height, draw: (context) => map.render(context, app.colors()), scale: map.scale, shows: app.legend.querySelector(".legend-name")?.textContent };
+      return { width: map.width, height: map.height, draw: (context) => map.render(context, app.colors()), scale: map.scale, shows };
     }
     if (this.view === "words") {
       const [width, height] = app.lines.size;
-      return { width, height, draw: (context) => app.lines.render(context, app.colors()), scale: app.scale(), shows: app.legend.querySelector(".legend-name")?.textContent };
+      return { width, height, draw: (context) => app.lines.render(context, app.colors()), scale: app.scale(), shows };
     }
     const { layers } = app.side.manifest;
     const heads = Math.max(...layers.map((layer) => layer.heads.length));
-    return { width: heads * 108 + 40, height: layers.length * 132, draw: (context) => this.atlas(context), scale: app.atlas.scale, shows: app.legend.querySelector(".legend-name")?.textContent };
+    return { width: heads * 108 + 40, height: layers.length * 132, draw: (context) => this.atlas(context), scale: app.atlas.scale, shows };
   }
 
-  // A whole picture: title, content and legend on the color of the page.
+  // A whole picture: title, content and legend on the color of the page; its height.
   render(context, { width, height, draw, scale, shows }) {
     const { app } = this;
     const colors = app.colors();
     const { manifest } = app.side;
-    draw(context);
-    context.setTransform(context.getTransform().multiply(new DOMMatrix([1, 0, 0, 1, 0, -HEADING])));
-    [context.textAlign, context.textBaseline, context.fillStyle] = ["left", "alphabetic", colors.ink];
-    context.font = `600 13px ${colors.font}`;
-    context.fillText(manifest.title, 12, 20, width - 24);
+    let y = 4;
+    const write = (text, size, color, bold = "", x = 12) => {
+      [context.textAlign, context.textBaseline, context.fillStyle, context.font] = ["left", "alphabetic", color, `${bold}${size}px ${colors.font}`];
+      for (const line of linesOf(context, text, width - x - 12)) context.fillText(line, x, (y += LINE));
+    };
+    write(manifest.title, 13, colors.ink, "600 ");
     const subject = app.subject();
-    context.font = `12px ${colors.font}`;
-    context.fillStyle = colors.soft;
-    context.fillText(this.view === "map" || this.view === "words" ? `${subject.title(manifest)} ${subject.about(manifest)}` : manifest.sentence, 12, 38, width - 24);
-    const [bottom, table] = [HEADING + height + 8, scale.ramp(app.dark)];
+    write(this.view === "map" || this.view === "words" ? `${subject.title(manifest)} ${subject.about(manifest)}` : manifest.sentence, 12, colors.soft);
+    y += 12;
+    context.save();
+    context.translate(0, y);
+    draw(context);
+    context.restore();
+    y += height + 8;
+    const table = scale.ramp(app.dark);
     for (let i = 0; i < 256; i++) {
       context.fillStyle = `rgb(${table[3 * i]} ${table[3 * i + 1]} ${table[3 * i + 2]})`;
-      context.fillRect(12 + i, bottom, 1.5, 9);
+      context.fillRect(12 + i, y, 1.5, 9);
     }
     context.fillStyle = colors.soft;
     context.font = `11px ${colors.font}`;
     context.textAlign = "center";
-    for (const tick of scale.ticks) context.fillText(scale.text(tick), 12 + scale.place(tick), bottom + 21);
-    context.textAlign = "left";
-    context.fillText(shows || "", 282, bottom + 9);
+    for (const tick of scale.ticks) context.fillText(scale.text(tick), 12 + scale.place(tick), y + 21);
+    const top = y;
+    y -= 8;
+    write(shows, 11, colors.soft, "", 286);
+    return Math.max(y, top + 21) + 12;
   }
 
-  sized({ width, height }) {
-    return [Math.max(width, 480), height + HEADING + 38];
+  // The content with room around it.
+  get whole() {
+    const { content } = this;
+    const width = Math.max(content.width, 480);
+    const height = this.render(el("canvas").getContext("2d"), { ...content, width });
+    return [width, height, (context) => this.render(context, { ...content, width })];
   }
 
   canvas() {
-    const { content } = this;
-    const [width, height] = this.sized(content);
+    const [width, height, draw] = this.whole;
     const canvas = el("canvas");
     const context = sharpen(canvas, width, height);
-    context.translate(0, HEADING);
-    this.render(context, { ...content, width });
+    draw(context);
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.globalCompositeOperation = "destination-over"; // the drawing is transparent
     context.fillStyle = this.app.colors().card;
@@ -108,7 +129,6 @@ class Saving {
     context.imageSmoothingEnabled = false;
     context.textAlign = "left";
     context.textBaseline = "alphabetic";
-    context.font = `12px ${colors.font}`;
     for (const [place, cell] of this.app.atlas.cells) {
       const [l, h] = place.split(".").map(Number);
       const [x, y] = [20 + h * 108, 8 + l * step];
@@ -119,16 +139,17 @@ class Saving {
       context.strokeStyle = colors.line;
       context.strokeRect(x - 0.5, y - 0.5, size + 1, size + 1);
       context.fillStyle = colors.ink;
+      context.font = `12px ${colors.font}`;
       context.fillText(`${l}.${manifest.layers[l].heads[h].head}`, x, y + size + 13);
       context.fillStyle = colors.soft;
-      context.fillText(traitName(manifest.layers[l].heads[h]), x, y + size + 26, 104);
+      context.font = `11px ${colors.font}`;
+      context.fillText(traitName(manifest.layers[l].heads[h]), x, y + size + 26);
     }
   }
 
   // Colors become an image; words stay text.
   svg() {
-    const { content } = this;
-    const [width, height] = this.sized(content);
+    const [width, height, draw] = this.whole;
     const space = "http://www.w3.org/2000/svg";
     const drawing = document.implementation.createDocument(space, "svg");
     const root = drawing.documentElement;
@@ -140,10 +161,8 @@ class Saving {
     };
     for (const [key, value] of Object.entries({ viewBox: `0 0 ${width} ${height}`, width, height })) root.setAttribute(key, value);
     add("rect", { width, height, fill: this.app.colors().card });
-    const context = sharpen(el("canvas"), width, height);
-    context.translate(0, HEADING);
-    const recorder = new Recorder(context, add, { width, height });
-    this.render(recorder.context, { ...content, width });
+    const recorder = new Recorder(sharpen(el("canvas"), width, height), add, { width, height });
+    draw(recorder.context);
     recorder.finish();
     download(`${this.name}.svg`, new XMLSerializer().serializeToString(drawing), "image/svg+xml");
   }
@@ -187,7 +206,7 @@ class Recorder {
     const { words } = this;
     this.context = new Proxy(context, {
       get(target, name) {
-        if (name === "fillText") return (text, x, y, most) => words.push({ text, x, y, long: target.measureText(text).width > most ? most : null, at: target.getTransform(), font: target.font, fill: target.fillStyle, align: target.textAlign, base: target.textBaseline });
+        if (name === "fillText") return (text, x, y) => words.push({ text, x, y, at: target.getTransform(), font: target.font, fill: target.fillStyle, align: target.textAlign, base: target.textBaseline });
         const value = target[name];
         return typeof value === "function" ? value.bind(target) : value;
       },
@@ -203,9 +222,9 @@ class Recorder {
     const ratio = window.devicePixelRatio || 1;
     this.add("image", { width: this.map.width, height: this.map.height, href: this.canvas.toDataURL() });
     const [anchors, lines] = [{ left: "start", right: "end", center: "middle" }, { top: "hanging", middle: "central", bottom: "text-after-edge" }];
-    for (const { text, x, y, long, at, font, fill: color, align, base } of this.words) {
+    for (const { text, x, y, at, font, fill: color, align, base } of this.words) {
       const place = [at.a, at.b, at.c, at.d, at.e, at.f].map((n) => Number((n / ratio).toFixed(4))).join(" ");
-      this.add("text", { transform: `matrix(${place})`, x, y, "font-size": /[\d.]+px/.exec(font)[0], "font-weight": /^\d+ /.test(font) ? font.split(" ")[0] : "400", "font-family": font.slice(font.indexOf("px") + 3), fill: color, "text-anchor": anchors[align] || "start", "dominant-baseline": lines[base] || "auto", ...(long && { textLength: long, lengthAdjust: "spacingAndGlyphs" }) }, text);
+      this.add("text", { transform: `matrix(${place})`, x, y, "font-size": /[\d.]+px/.exec(font)[0], "font-weight": /^\d+ /.test(font) ? font.split(" ")[0] : "400", "font-family": font.slice(font.indexOf("px") + 3), fill: color, "text-anchor": anchors[align] || "start", "dominant-baseline": lines[base] || "auto" }, text);
     }
   }
 }

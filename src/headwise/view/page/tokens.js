@@ -54,7 +54,8 @@ function signed(x, error = 0) {
 }
 
 // Numbers of a picture say nothing of a single token.
-const averageText = (span, at, T) => `averages over tokens ${count(at - (at % span))}–${count(Math.min(T, at - (at % span) + span) - 1)}; this file has no numbers of single tokens here`;
+const groupText = (from, span, T) => `tokens ${count(from)}–${count(Math.min(T, from + span) - 1)}`;
+const averageText = (span, at, T) => `averages over ${groupText(at - (at % span), span, T)}; this file has no numbers of single tokens here`;
 const shareText = (x, measure, error) => (measure === "contribution" ? signed(x, error) : weightText(x, error));
 
 // A multiple, with no more digits than are known.

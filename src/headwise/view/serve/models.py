@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headwise.errors import CheckpointError, OptionError
 from headwise.models import LanguageModel, TextModel, open_model
+from headwise.models.opening import name_of_folder
 from headwise.study.importance import batch_of, importance, why_not_predicting
 from headwise.study.interventions import silence
 from headwise.study.passes import split_name
@@ -52,8 +53,8 @@ class Models:
             raise OptionError("no model is given; pass --model builtin or the folder of a model.")
 
     def _free_name(self, path: str) -> str:
-        """The last part of the path; models of the same name are numbered."""
-        name = path if path == "builtin" else Path(path).resolve().name or "model"
+        """What the path says of the model; models of the same name are numbered."""
+        name = path if path == "builtin" else name_of_folder(Path(path).resolve()) or "model"
         count = sum(known == name or known.startswith(f"{name} (") for known in self._paths)
         return name if count == 0 else f"{name} ({count + 1})"
 

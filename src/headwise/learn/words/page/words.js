@@ -107,7 +107,7 @@ function largest(numbers) {
   return most || 1;
 }
 
-// A matrix of many numbers as a strip of ink: a row is a word, zero is the background, blue is positive, orange negative.
+// A matrix of many numbers as a strip of ink: a row is a word, zero is the background, orange is positive, blue negative.
 function strip(caption, numbers, columns, group, hover) {
   const figure = make("figure", "wide"), title = make("figcaption"), box = make("div", "strip");
   caption(title);
@@ -432,7 +432,7 @@ function render() {
   $("why").textContent = told.why + (state.step === 2 && state.heads !== data.own ? ` The model itself has ${data.own}.` : "");
   $("code").textContent = told.code + sizesIn(told.code);
   $("key").textContent = state.step === 7 ? "More color means more weight; zero is the background."
-    : "Blue is positive, orange is negative; zero is the background.";
+    : "Orange is positive, blue is negative; zero is the background.";
   $("mask").setAttribute("aria-pressed", state.mask && hides);
   $("scale").setAttribute("aria-pressed", state.scale);
   for (const button of $("heads").children) button.setAttribute("aria-pressed", Number(button.textContent) === state.heads);

@@ -196,8 +196,13 @@ class Live {
   async colorWords() {
     const id = this.side?.source.id;
     const losses = this.byLoss.checked && id && !this.lossCheck.hidden ? await this.connection.json(`/api/runs/${id}/losses`).catch(() => []) : [];
-    this.lossLegend.textContent = losses.length ? `no color: 0 nats, full color: ${HARDEST} nats or more, ${headsText(this.side.off)}` : "";
-    this.app?.reading.colorBy(losses.length ? losses.map((loss) => (loss === null ? 0 : loss / HARDEST)) : null);
+    this.lossLegend.textContent = losses.length ? `no color: 0 nats, full color: ${HARDEST} nats or more, ${headsText(this.side.off)}; point at a word for its loss` : "";
+    const reading = this.app?.reading;
+    if (!reading) return;
+    reading.text.classList.toggle("by-number", losses.length > 0);
+    reading.words.forEach((word, i) => word.style.setProperty("--number", `${Math.round(100 * clamp((losses[i] ?? 0) / HARDEST, 0, 1))}%`));
+    reading.numberOf = (at) => (!losses.length ? "" : losses[at] === null ? " · no loss: nothing comes before it" : ` · loss ${losses[at].toFixed(2)} nats`);
+    reading.show(reading.at);
   }
 
   async start() {

@@ -49,6 +49,7 @@ class CallSizes:
             self.T: "tokens",
             self.B: "batch",
         }
+        known.pop(1, None)  # any axis may have been given this size
         return f"({', '.join(f'{known[size]} {size}' if size in known else str(size) for size in shape)})"
 
 

@@ -211,7 +211,11 @@ def _advice(scene: Scene, a: ast.expr, b: ast.expr, x: Tensor, y: Tensor) -> str
             return f"{text} is not split into heads"
     if y.shape[-2:] == (s.T, s.T) and x.shape[-1] == s.D:
         return f"the weights come first: {right} @ {left}"
-    if x.shape == y.shape:
+    if x.shape[-1] == y.shape[-2]:
+        pairs = zip(reversed(x.shape[:-2]), reversed(y.shape[:-2]), strict=False)
+        one, other = next((n, m) for n, m in pairs if n != m and 1 not in (n, m))
+        return f"the last two axes fit, but before them {s.named([one])[1:-1]} meets {s.named([other])[1:-1]}"
+    if x.shape[-1] == y.shape[-1] and x.dim() == y.dim():
         return f"the head widths of both must meet: {right} needs transpose(-2, -1)"
     return f"{s.named(x.shape[-1:])[1:-1]} meets {s.named(y.shape[-2:-1])[1:-1]}"
 

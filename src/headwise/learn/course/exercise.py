@@ -3,10 +3,12 @@
 import ast
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+
+from headwise.check.sizes import CallSizes
 
 Space = Mapping[str, Any]
 STUB = "raise NotImplementedError"
@@ -55,6 +57,16 @@ class DocumentedCall(NamedTuple):
     output: tuple[int, ...]
     causal: bool = False
 
+    def named(self, parameters: Sequence[str]) -> CallSizes:
+        """The sizes by name, so that a shape can be told with the names of its axes.
+
+        Args:
+            parameters: of the constructor, such as d_model and num_heads.
+        """
+        given = dict(zip(parameters, self.sizes, strict=False))
+        (B, T, E), S = self.inputs[0], self.inputs[-1][1]
+        return CallSizes(B=B, T=T, S=S, H=given.get("num_heads", 1), E=E, O=given.get("d_head", E))
+
 
 @dataclasses.dataclass(frozen=True)
 class Exercise:
@@ -92,6 +104,17 @@ class Exercise:
     def skeleton(self) -> str:
         """The file that the learner fills in: signatures, docstrings and shapes, without the code."""
         return skeleton_of(self.solution)
+
+    @property
+    def axes(self) -> CallSizes | None:
+        """The sizes of its call by name; None if it has no call."""
+        if self.call is None:
+            return None
+        classes = [node for node in ast.parse(self.solution).body if isinstance(node, ast.ClassDef)]
+        judged = next(node for node in classes if node.name == self.judged)
+        maker = next(node for node in judged.body if getattr(node, "name", "") == "__init__")
+        assert isinstance(maker, ast.FunctionDef)  # noqa: S101 - for the type checker
+        return self.call.named([argument.arg for argument in maker.args.args[1:]])
 
 
 def skeleton_of(solution: str) -> str:

@@ -11,7 +11,7 @@ MOST = 3  # of them
 
 
 def shapes(scene: Scene) -> str:
-    """The tensors of the statement that failed and their shapes, such as "future is (tokens 5, tokens 5)"."""
+    """The tensors of the statement that failed and their shapes, such as "future is (5 tokens, 5 tokens)"."""
     found: dict[str, str] = {}
     for node in _read(scene):
         value = scene.value(node)

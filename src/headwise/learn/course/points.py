@@ -256,7 +256,7 @@ ONE_HEAD_ONLY = (
     r"\b(single|one) (attention )?head\b.*\b(only|just|one (type|kind)|has to \w+|must \w+|would have to|cannot)"
 )
 FEWER_QUERIES = r"(fewer|less) quer\w+(?! heads? (share|per))|quer\w+( vectors)? (are|get) (\w+ )?(stored|cached|kept)"
-PARTS = {attention: 2}  # the equal products that a formula adds up; of the others, four
+PARTS: dict[Formula, int] = {attention: 2}  # the equal products that a formula adds up; of the others, four
 POINTS = {
     "several-heads": (
         Point(

@@ -108,9 +108,9 @@ class PartTrial:
                 line = method.__code__.co_firstlineno
                 words = f"{method.__name__} has no self: the first parameter of a method is self (line {line})"
                 return cls(words, raised=True, selfless=True)
-            failure = failure_in(error)
-            words = f"{RAISES}{type(error).__name__}: {_told(_again(test, error, failure), failure, sizes)}"
-            return cls(words, failure, raised=True, error=str(error))
+            place_of = failure_in(error)
+            words = f"{RAISES}{type(error).__name__}: {_told(_again(test, error, place_of), place_of, sizes)}"
+            return cls(words, place_of, raised=True, error=str(error))
         return cls()
 
 

@@ -248,6 +248,15 @@ def test_a_definition_under_another_name_is_named_once(tmp_path, capsys):
     found = grade(find("dot-products"), names_in(function, tmp_path / "function.py"))
     assert found.next.words == "softmax is not defined; is soft_max meant to be it?"
     assert "meant" not in grade(exercise, names_in("import torch\n", tmp_path / "none.py")).next.words
+    alone = "def score(query, key):\n    return query @ key.T\n"
+    found = grade(find("dot-products"), names_in(alone, tmp_path / "alone.py"))
+    assert [("score meant" in result.words) for result in found.results] == [True, False, False, False]
+
+
+def test_a_tensor_that_does_not_fit_into_memory_is_told_with_its_size(tmp_path):
+    huge = find("dot-products").solution.replace("query @ key.T", "query @ key.T + torch.ones(10**6, 10**7, 4).sum()")
+    found = grade(find("dot-products"), names_in(huge, tmp_path / "huge.py"))
+    assert "there is not enough memory for a tensor of 160,000,000,000,000 bytes (line" in found.next.words
 
 
 def test_two_courses_can_be_kept_apart(tmp_path, monkeypatch, capsys):

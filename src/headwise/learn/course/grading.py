@@ -390,7 +390,10 @@ def _meant(name: str, space: Space, skeleton: str) -> str | None:
     kind = type if name[:1].isupper() else types.FunctionType
     own = [n for n, made in space.items() if isinstance(made, kind) and made.__module__ == space.get("__name__")]
     spare = {other.lower(): other for other in own if not re.search(rf"\b(class|def) {other}\b", skeleton)}
-    alike = difflib.get_close_matches(name.lower(), spare, 1, 0.6) or [*spare][: len(spare) == 1]
+    alike = difflib.get_close_matches(name.lower(), spare, 1, 0.6)
+    if not alike and len(spare) == 1:  # unless another name is meant that is spelled more like it
+        asked = re.findall(r"\b(?:class|def) (\w+)", skeleton)
+        alike = [other for other in spare if not difflib.get_close_matches(other, map(str.lower, asked), 1, 0.6)]
     return next((spare[other] for other in alike), None)
 
 

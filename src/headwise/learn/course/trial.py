@@ -30,6 +30,7 @@ QUESTIONS = {
     "return_types": "max and min give values and places; take .values",
     "'NoneType' object": "does a function end without a return?",
 }
+ALLOCATED = re.compile(r"tried to allocate (\d+) bytes")
 NAMED_ERRORS = (RuntimeError, TypeError, ValueError, AttributeError)
 Limit = Callable[[float], contextlib.AbstractContextManager[Any]]
 
@@ -157,6 +158,8 @@ def _explained(error: Exception) -> str:
     said = str(error).rstrip(".")
     if "view size is not compatible" in said:
         return f"{MISTAKES['contiguous'].title}. {MISTAKES['contiguous'].why.rstrip('.')}"
+    if (asked_for := ALLOCATED.search(said)) is not None:
+        return f"there is not enough memory for a tensor of {int(asked_for[1]):,} bytes"
     widths = WIDTHS.search(said)
     if widths is not None:
         return f"{said}: rows of {widths[1]} numbers meet a matrix that takes {widths[2]}"

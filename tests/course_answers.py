@@ -1,6 +1,13 @@
 """What learners write: an exercise, what they change in its model answer, the part that is then next, and the words."""
 
 WRONG = [
+    (
+        "split-and-merge",
+        "return x.view(B, T, num_heads, ",
+        "return x.view(B, num_heads, ",
+        "the shape of the split",
+        "a view asks for more or fewer numbers than there are: x is (2, 5, 21), and the view asks for (2, 3, 7)",
+    ),
     ("dot-products", "query @ key.T", "query @ key", "the scores", "raises RuntimeError"),
     ("dot-products", "query @ key.T", "key @ query.T", "the scores", "scores"),
     ("dot-products", "query @ key.T", "query * key", "the scores", "it raises RuntimeError"),
@@ -624,5 +631,6 @@ RAISING = [
      ["✓", "✓"]),
     ("cache-and-grouped-heads", "[cache[0], key], 2", "[cache[0], key], 1", "what the cache holds",
      "cache[0] is (1, 2, 3, head width 4), key is (1, 2, 2, head width 4)", ["✓", "✓"]),
+    ("block", "4 * d_model, d_model)", "d_model, d_model)", "the shape", "self.down takes 12 and gets (2, 5, 48)", []),
     ("block", "self, x: Tensor)", "x: Tensor)", "the shape", "forward has no self", []),
 ]  # fmt: skip

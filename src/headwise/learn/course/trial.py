@@ -144,7 +144,8 @@ def _told(raised: _Raised, failure: ErrorPlace | None, sizes: CallSizes | None) 
         if found is not None:
             asked = _question(str(error))
             return f"{found.title}: {found.detail}{asked and f'; {asked}'} (line {found.line})"
-    met = "" if sizes is None or not isinstance(error, RuntimeError) else _met(error, failure, sizes)
+    of_shapes = isinstance(error, RuntimeError) and not ALLOCATED.search(str(error))
+    met = "" if sizes is None or not of_shapes else _met(error, failure, sizes)
     return f"{_explained(error)}{met}{place(error)}"
 
 

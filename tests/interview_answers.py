@@ -1,5 +1,5 @@
 """Sentences of candidates, by question and point: those that make the point, and those that do not, though they use
-its words. The patterns were written to tell the first set apart; the second was written afterwards.
+its words. Every set was written before the patterns were mended with it, so new sentences are recognized less often.
 """
 
 Answers = dict[str, list[tuple[list[str], list[str]]]]
@@ -14,6 +14,21 @@ SAID: Answers = {
                 "several heads can look at different places at once",
                 "Each head learns its own pattern, for example one for syntax and one for the previous word.",
                 "With multiple heads a token can focus on different positions simultaneously.",
+                "Each head can attend to another part of the sentence in parallel.",
+                "One head may follow the syntax while another tracks pronouns.",
+                "A single head has to average all relations into one attention pattern; many heads don't.",
+                "A single head can only capture one type of relationship; eight heads can track "
+                "subject-verb, pronouns and neighbours in parallel.",
+                "Different heads learn different patterns",
+                "allows the model to jointly attend to information from different representation subspaces",
+                "A single head can only capture one type of pattern at a time, multiple heads "
+                "capture different patterns simultaneously",
+                "If we only have one head, the model has to choose between short-range and long-range dependencies.",
+                "Each head is a specialist focusing on a unique type of relationship.",
+                "Head 1: Subject-verb relationships, Head 2: Pronoun references, Head 3: Adjacent word context",
+                "A single head can only learn ONE type of relationship",
+                "Each one is a specialist: one may follow grammar while another follows long-range references.",
+                "It lets the layer look at the verb with one head and at the previous token with another.",
             ],
             [
                 "Several heads make training faster because they run in parallel on the GPU.",
@@ -22,6 +37,11 @@ SAID: Answers = {
                 "one head averages everything together",
                 "All heads use the same attention weights.",
                 "It is easier to train.",
+                "Heads make the model deeper.",
+                "More heads use more parallel hardware.",
+                "Several heads average the same attention pattern to reduce noise.",
+                "Each head processes a different part of the sequence, so the text is split among the heads.",
+                "Heads are used to process several sentences of the batch at once.",
             ],
         ),
         (
@@ -32,6 +52,11 @@ SAID: Answers = {
                 "Total FLOPs are identical because d_k shrinks as h grows.",
                 "You pay nothing extra, the parameter count stays identical.",
                 "The total compute is unchanged because d_k = d_model / h.",
+                "FLOPs stay the same since the head dimension shrinks accordingly.",
+                "Splitting d_model into h pieces of d_model/h leaves the total amount of computation unchanged.",
+                "splitting into multiple heads doesn't blow up the total size of the embeddings or the parameters",
+                "It is free: eight heads of 64 need just as many weights as one head of 512.",
+                "The total number of parameters stays the same since each head is correspondingly smaller.",
             ],
             [
                 "Eight heads need eight times the parameters.",
@@ -40,6 +65,10 @@ SAID: Answers = {
                 "8 times more parameters",
                 "It costs h times more compute.",
                 "More heads are slower.",
+                "It takes eight times the FLOPs.",
+                "Eight heads cost eight times as much compute as one head.",
+                "More heads need more parameters, that is why large models have many.",
+                "The computation gets eight times cheaper.",
             ],
         ),
         (
@@ -49,6 +78,12 @@ SAID: Answers = {
                 "Each head sees just d_model/h features, so it is less expressive on its own.",
                 "Each head only sees a 64-dimensional subspace.",
                 "The downside is that the dimension per head gets smaller.",
+                "But a head with 64 dimensions has less capacity.",
+                "The downside is that each head only sees a 64-dimensional subspace instead of 512.",
+                "Each head works in d_model/h dimensions",
+                "The head dimension is smaller, d_out / num_heads",
+                "What you pay is a smaller head_dim, which makes each head less expressive.",
+                "On the other hand each head gets only 1/8 of the width.",
             ],
             [
                 "There is no downside, more heads are always better.",
@@ -57,6 +92,10 @@ SAID: Answers = {
                 "one head averages everything together",
                 "Each head works in the full dimension.",
                 "Every head gets a larger width.",
+                "Heads get more dimensions each.",
+                "Every head sees the full 512 dimensions of the model.",
+                "There is no price; every head is as wide as the model.",
+                "Heads become slower when there are more of them.",
             ],
         ),
     ],
@@ -70,6 +109,12 @@ SAID: Answers = {
                 "O(n^2 d) for the attention matrix",
                 "Doubling the sequence makes the scores four times as expensive.",
                 "n squared",
+                "Attention is O(T^2 * E).",
+                "It grows quadratically with the context length.",
+                "Every token compares itself to every other token, so you get an n by n matrix "
+                "per head, which is O(n^2 * d).",
+                "If you double the context, the attention part takes four times as long.",
+                "Self-attention scales with the square of the sequence length.",
             ],
             [
                 "It is linear in the sequence length.",
@@ -78,6 +123,11 @@ SAID: Answers = {
                 "linear in the sequence length",
                 "O(n^3)",
                 "O(n log n)",
+                "It grows linearly with the context length.",
+                "O(1) per token",
+                "Attention is linear in n because each token has a single query.",
+                "Doubling the context doubles the time of the attention scores.",
+                "Attention costs O(n log n).",
             ],
         ),
         (
@@ -87,6 +137,10 @@ SAID: Answers = {
                 "Q, K, V and output projections are 4 n d^2.",
                 "Projecting costs O(T E²).",
                 "Projections cost T times d_model squared.",
+                "The Q, K, V and output projections are O(T * E^2).",
+                "The linear layers need O(n d_model^2) since each is a d_model x d_model matrix applied to n tokens.",
+                "Twice the model dimension means four times the work in Q, K, V and the output layer.",
+                "The dense layers scale with the square of d_model.",
             ],
             [
                 "The projections are free, only the softmax costs anything.",
@@ -94,6 +148,10 @@ SAID: Answers = {
                 "Projecting costs O(T E).",
                 "The projections are linear in the width.",
                 "The projections are O(n^2).",
+                "The projections cost nothing.",
+                "The projections cost O(n^2 d) each.",
+                "The projections grow linearly with the model width.",
+                "The linear layers are free compared with the rest.",
             ],
         ),
         (
@@ -104,6 +162,11 @@ SAID: Answers = {
                 "It only becomes attention-dominated at long context.",
                 "For short sequences the linear layers dominate, for long ones the scores.",
                 "Once n > 2d the attention part is bigger.",
+                "At long context the quadratic term takes over.",
+                "For short sequences the linear layers are the bottleneck; once n exceeds d the "
+                "attention matrix takes over.",
+                "With long inputs it is the T squared term that hurts, with short inputs the E squared term.",
+                "It depends on how T compares with E: for T far above E attention wins, else the linear layers do.",
             ],
             [
                 "The attention matrix always dominates.",
@@ -111,6 +174,10 @@ SAID: Answers = {
                 "Both parts are equally expensive regardless of n.",
                 "The projections always dominate.",
                 "Both parts are always equal.",
+                "The length never matters for which part is larger.",
+                "The attention matrix always dominates, no matter how short the text is.",
+                "The projections are always the most expensive part, for any length.",
+                "Both parts cost the same.",
             ],
         ),
     ],
@@ -123,6 +190,10 @@ SAID: Answers = {
                 "Fewer kv heads than q heads.",
                 "Multiple query heads use the same K and V head.",
                 "In GQA, K and V heads are shared across a group of queries.",
+                "A group of query heads attends to one shared key/value head.",
+                "In GQA there are fewer K and V heads than Q heads, and each K/V pair serves a whole group of queries.",
+                "Groups of Q heads reuse the same keys and values.",
+                "With GQA four query heads read from one common K/V head.",
             ],
             [
                 "In GQA, queries are shared and every head has its own keys and values.",
@@ -131,6 +202,11 @@ SAID: Answers = {
                 "GQA uses fewer query heads",
                 "Each query head has its own key and value head.",
                 "The keys share a query head.",
+                "Each token shares its query.",
+                "Every query head keeps a key head of its own.",
+                "In GQA several key heads share one query head.",
+                "Each query head has its own key and value head in GQA.",
+                "Tokens are put into groups that attend only to each other.",
             ],
         ),
         (
@@ -141,6 +217,10 @@ SAID: Answers = {
                 "Main benefit: smaller cache at inference.",
                 "It cuts KV cache memory by the group size.",
                 "You store less K/V during decoding.",
+                "The KV cache is four times smaller.",
+                "With 8 query heads and 2 KV heads you store four times less in the KV cache.",
+                "It saves KV cache memory during inference.",
+                "The advantage is that inference needs less memory for the stored keys and values.",
             ],
             [
                 "The cache gets larger, because groups have to be stored too.",
@@ -148,6 +228,10 @@ SAID: Answers = {
                 "The cache is twice as big.",
                 "The cache gets bigger.",
                 "The cache stays the same.",
+                "The KV cache is four times larger.",
+                "The cache stays the same size since queries are not cached.",
+                "Grouped attention makes the KV cache larger.",
+                "It needs the same memory but is more accurate.",
             ],
         ),
         (
@@ -158,6 +242,10 @@ SAID: Answers = {
                 "It does not save compute in the scores.",
                 "The QK^T flops do not change.",
                 "Compute for attention scores is unaffected, since there are as many query heads.",
+                "You still compute the same number of scores.",
+                "The attention matrix itself is computed for every query head, so its FLOPs don't change.",
+                "Query heads still each compute their own T x T scores, so that part isn't any cheaper.",
+                "It does not make the attention scores any cheaper to compute.",
             ],
             [
                 "It makes the score computation four times cheaper.",
@@ -165,6 +253,10 @@ SAID: Answers = {
                 "You save a factor of four in attention FLOPs.",
                 "The scores get cheaper by the group size.",
                 "GQA reduces the score computation.",
+                "There are fewer scores to compute.",
+                "The score computation becomes four times cheaper with four times fewer KV heads.",
+                "GQA reduces the quadratic cost of the scores.",
+                "There are fewer scores to compute as there are fewer heads.",
             ],
         ),
         (
@@ -174,6 +266,10 @@ SAID: Answers = {
                 "Going down to one kv head gives you MQA.",
                 "MQA is the extreme case with a single KV head.",
                 "One K/V head for all queries gives MQA.",
+                "With only one KV head you get multi-query attention.",
+                "MQA is the extreme case where all queries use a single K and V.",
+                "If the number of KV heads is 1, it is called MQA.",
+                "Multi-query attention is the special case with one KV head.",
             ],
             [
                 "With one key/value head it is the same as ordinary multi-head attention.",
@@ -181,6 +277,10 @@ SAID: Answers = {
                 "MQA and MHA are the same thing.",
                 "Multi-query attention has many key heads.",
                 "With one key/value head it is ordinary attention.",
+                "MQA means one query head.",
+                "With as many KV heads as query heads you get multi-query attention.",
+                "MQA means multiple queries per token.",
+                "One KV head gives plain single-head attention.",
             ],
         ),
     ],
@@ -193,6 +293,12 @@ SAID: Answers = {
                 "4*(512*512+512) = 1050624",
                 "Wq, Wk, Wv and Wo, each 512x512",
                 "4 d^2 weights",
+                "There are four 512x512 weight matrices.",
+                "4·d²",
+                "W_q, W_k, W_v and W_o are 512 by 512 each.",
+                "W_q, W_k, W_v and W_o, each nn.Linear(512, 512)",
+                "Query, key, value and output projections, each with 262,144 weights.",
+                "There are four linear layers with 512 * 512 weights.",
             ],
             [
                 "Three matrices of 512 × 512.",
@@ -201,6 +307,11 @@ SAID: Answers = {
                 "Three matrices of 512 by 512",
                 "3*512*512",
                 "8 * 512 * 64",
+                "6 matrices of 512 x 512",
+                "512 * 512",
+                "There are three matrices of 512 by 512.",
+                "Eight heads with four 512 x 512 matrices each.",
+                "One matrix of 512 x 512 is enough.",
             ],
         ),
         (
@@ -212,6 +323,10 @@ SAID: Answers = {
                 "4*(512*512+512) = 1050624",
                 "4 * 512 * 513",
                 "plus 4 times 512 for the bias terms",
+                "each with a bias of 512",
+                "Plus 512 bias terms per linear layer, that is 2048.",
+                "Each of the 4 layers also has a bias vector of length 512.",
+                "Every one of those layers has 512 biases.",
             ],
             [
                 "There are no biases in a linear layer.",
@@ -220,6 +335,11 @@ SAID: Answers = {
                 "There are no biases.",
                 "4 * 512^2",
                 "one bias of 512",
+                "no bias terms",
+                "512 in total for the bias",
+                "There are no biases in any of the linear layers.",
+                "Only W_o has a bias.",
+                "The biases are part of the layer norm.",
             ],
         ),
         (
@@ -232,6 +352,12 @@ SAID: Answers = {
                 "4*(512*512+512)",
                 "1.050624M",
                 "1050624 parameters",
+                "4*512**2 + 4*512",
+                "in total 1,050,624",
+                "4 (512² + 512)",
+                "4 * (512^2 + 512) which is about 1.05 million.",
+                "262,656 per layer, times four gives 1,050,624.",
+                "1,048,576 + 2,048 = 1,050,624",
             ],
             [
                 "1,048,576 in total.",
@@ -241,6 +367,12 @@ SAID: Answers = {
                 "4*512*512 = 1048576",
                 "786432",
                 "about 2 million",
+                "4*512**2 + 512",
+                "1,050,642",
+                "4 * 512 * 512",
+                "8 heads times 1,050,624 makes 8.4 million.",
+                "786,432 in total.",
+                "It has 1,048,576 parameters.",
             ],
         ),
         (
@@ -251,6 +383,10 @@ SAID: Answers = {
                 "The head count has no influence.",
                 "It does not depend on h.",
                 "The same for 1 head or 16 heads.",
+                "The head count makes no difference.",
+                "Using 16 heads instead of 8 would give exactly the same count.",
+                "It is independent of how many heads you cut it into.",
+                "It makes no difference whether there are 4 or 8 heads.",
             ],
             [
                 "Multiply by 8, because every head has that many.",
@@ -258,6 +394,10 @@ SAID: Answers = {
                 "The head count scales it linearly.",
                 "Multiply by 8 heads.",
                 "More heads mean more parameters.",
+                "Each of the 8 heads adds parameters.",
+                "Doubling the heads doubles the parameters.",
+                "Each head brings its own matrices, so the count depends on the number of heads.",
+                "Fewer heads means fewer parameters.",
             ],
         ),
     ],
@@ -272,6 +412,11 @@ SAID: Answers = {
                 "8 T d^2 + 4 T^2 d",
                 "4 * 2 * T * E * E for the linear layers",
                 "8TE²",
+                "8 L d_model²",
+                "8*1024*512*512 = 2147483648 for the projections",
+                "Each of the four linear layers is 2*1024*512*512 flops, so 4*2*1024*512*512 in total.",
+                "Four projections, 2 T E^2 each.",
+                "The four linear layers cost 4 * 2 * T * E * E.",
             ],
             [
                 "The projections need T² · E operations.",
@@ -280,6 +425,11 @@ SAID: Answers = {
                 "4*n*d^2",
                 "8*n^2*d",
                 "6 T d^2",
+                "4 L d_model²",
+                "8 L d_model",
+                "The projections take 2*T*E^2 in total.",
+                "8 T^2 E for the projections.",
+                "Projections: 4 * T * E FLOPs.",
             ],
         ),
         (
@@ -292,6 +442,11 @@ SAID: Answers = {
                 "8 T d^2 + 4 T^2 d",
                 "2·T²·E for QK^T and 2·T²·E for the values",
                 "4*L**2*d_model",
+                "4 N^2 d",
+                "2 n^2 d for the scores plus 2 n^2 d for the weighted sum",
+                "QK^T costs 2*n^2*d and multiplying by V costs the same again.",
+                "There are two T by T products, Q K^T and weights times V, 2 T^2 E each.",
+                "Scores: 2*T*T*E, weighted sum: 2*T*T*E.",
             ],
             [
                 "The scores cost 4·T·E.",
@@ -300,6 +455,11 @@ SAID: Answers = {
                 "2*n^2*d",
                 "4*n*d",
                 "4 n d^2",
+                "8 N^2 d",
+                "N^2",
+                "The scores and values take 4*T*E operations.",
+                "4 T E^2 for the scores and the values.",
+                "The scores cost T*T FLOPs.",
             ],
         ),
         (
@@ -311,6 +471,12 @@ SAID: Answers = {
                 "4.29 G",
                 "8*1024*512**2 + 4*1024**2*512",
                 "about 4.29 GFLOPs",
+                "4294967296",
+                "roughly 4.29 billion",
+                "2147483648 + 2147483648",
+                "About 4.3 billion floating point operations.",
+                "2.15 GFLOP for the projections plus 2.15 GFLOP for attention, so 4.3 GFLOP.",
+                "Together that makes 2^32 FLOPs, about 4.3e9.",
             ],
             [
                 "In total 4,294,967,295.",
@@ -320,6 +486,11 @@ SAID: Answers = {
                 "8*n*d^2 = 2,147,483,648",
                 "4.92 G",
                 "3.2 billion",
+                "8589934592",
+                "roughly 4.1 billion",
+                "About 43 billion operations.",
+                "Roughly 429 million.",
+                "It needs 8.6 GFLOPs.",
             ],
         ),
         (
@@ -331,6 +502,10 @@ SAID: Answers = {
                 "2 flops per MAC",
                 "Each multiply-accumulate is two operations.",
                 "I count a multiply and an add separately.",
+                "One MAC is 2 flops.",
+                "I count one fused multiply-add as 2 FLOPs.",
+                "The factor 2 is there because every MAC is a multiplication and an addition.",
+                "Every MAC is two operations.",
             ],
             [
                 "A multiply-add is one operation, as everybody counts it.",
@@ -338,6 +513,10 @@ SAID: Answers = {
                 "with 1 FLOP per MAC.",
                 "I count MACs.",
                 "A multiply-add counts as one.",
+                "I only count multiplications.",
+                "A multiply-add is counted as one operation.",
+                "Multiplications and additions are not counted separately.",
+                "An FMA is a single FLOP.",
             ],
         ),
     ],
@@ -351,6 +530,11 @@ SAID: Answers = {
                 "B*H*T*T floats",
                 "h n^2 entries",
                 "A T by T matrix per head",
+                "n × n per head",
+                "8 * 1024 * 1024 floats = 32 MiB",
+                "One head has a 1024 x 1024 attention matrix, and there are eight of them.",
+                "Per head it is seq_len squared entries.",
+                "You need a T x T matrix for each of the heads.",
             ],
             [
                 "They take T numbers for each head.",
@@ -359,6 +543,10 @@ SAID: Answers = {
                 "T numbers per head",
                 "H*T*D numbers",
                 "d_model squared",
+                "n × d per head",
+                "Every head stores 1024 weights, one per token.",
+                "Each head holds T times D numbers of weights.",
+                "All heads together need only one 1024-long vector.",
             ],
         ),
         (
@@ -367,12 +555,18 @@ SAID: Answers = {
                 "16 MB in bf16, or 32 MB in float32",
                 "33,554,432 bytes in fp32",
                 "32 MiB",
+                "8 * 1024 * 1024 * 2 bytes = 16 megabytes.",
+                "About 8.4 million weights at two bytes each, roughly 16.8 MB.",
+                "In bf16 that is 16 MiB for all heads.",
             ],
             [
                 "8*1024*1024*2 bytes = 64 MiB",
                 "It takes 2 GB.",
                 "1024*512 numbers",
                 "32 MiB in bfloat16",
+                "That is 2 MB altogether in bf16.",
+                "16 KiB.",
+                "It is 64 MiB in bfloat16.",
             ],
         ),
         (
@@ -382,6 +576,10 @@ SAID: Answers = {
                 "You need them again for backprop, so they stay in memory.",
                 "They have to be saved for backprop.",
                 "Autograd stores them for the gradient.",
+                "Backprop needs the probabilities, so they are kept.",
+                "Autograd has to save the softmax output until gradients are computed.",
+                "During training the matrices have to stay in memory because backprop needs them.",
+                "They have to be kept around until the backward pass.",
             ],
             [
                 "They can be thrown away at once, also in training.",
@@ -389,6 +587,10 @@ SAID: Answers = {
                 "Backprop recomputes nothing and needs nothing.",
                 "They are freed right away.",
                 "Training needs no memory for them.",
+                "They are only used in the forward pass.",
+                "They can be thrown away straight after the forward pass, also in training.",
+                "Backward does not need the weights.",
+                "Training frees the weights before the backward pass.",
             ],
         ),
         (
@@ -398,6 +600,10 @@ SAID: Answers = {
                 "Flash attention streams K/V in chunks and rescales, so the T×T matrix never hits HBM.",
                 "FlashAttention computes them block by block in SRAM and never writes them out.",
                 "The full matrix is never materialized.",
+                "FlashAttention tiles the computation so the matrix is never stored.",
+                "FlashAttention streams blocks through SRAM so the full matrix is never written to HBM.",
+                "Flash attention never materialises the T x T matrix; it recomputes what it needs in the backward.",
+                "A fused kernel only ever holds one tile of the scores in on-chip memory.",
             ],
             [
                 "A fused kernel stores the matrix in float16 to save half of it.",
@@ -405,6 +611,10 @@ SAID: Answers = {
                 "Flash attention skips small weights.",
                 "Flash attention stores the whole matrix.",
                 "A fused kernel approximates the weights.",
+                "Flash attention is an approximation.",
+                "A fused kernel writes the whole matrix to HBM once, then reads it back.",
+                "The fused kernel stores the matrix in fp8 to save memory.",
+                "The fused kernel keeps all the weights on the CPU.",
             ],
         ),
     ],
@@ -417,6 +627,14 @@ SAID: Answers = {
                 "Summing d products makes logits bigger as d grows.",
                 "The variance of q·k is d, so the standard deviation is sqrt(d).",
                 "Dot products grow with the dimension: Var = d_k.",
+                "The variance of a dot product grows with the dimension.",
+                "The variance of q·k is d_k if the entries are independent with unit variance.",
+                "Without the scaling dot products get bigger as head_dim gets bigger.",
+                "Scaling keeps values in reasonable range",
+                "Large dot products → extreme softmax values → tiny gradients. Scaling keeps "
+                "values in reasonable range.",
+                "Summing 64 products gives a standard deviation of 8.",
+                "The standard deviation of a dot product grows with the square root of the dimension.",
             ],
             [
                 "Dot products get smaller with more dimensions, so we make them larger.",
@@ -424,6 +642,10 @@ SAID: Answers = {
                 "It makes q and k orthogonal.",
                 "The dot product has variance 1.",
                 "The variance is d squared.",
+                "The mean of a dot product grows.",
+                "The dot product does not depend on d at all.",
+                "The dot product gets smaller as d grows.",
+                "The variance of the dot product is always 1.",
             ],
         ),
         (
@@ -434,6 +656,11 @@ SAID: Answers = {
                 "You'd get a near-argmax.",
                 "Otherwise softmax becomes almost one-hot.",
                 "Big logits push softmax into saturation.",
+                "softmax gets too peaky and saturates",
+                "Large dot products lead to extreme softmax values.",
+                "Large dot products → extreme softmax values → tiny gradients",
+                "Otherwise almost all of the probability lands on one token.",
+                "Then one weight gets almost 1 and the others almost 0.",
             ],
             [
                 "Without it the softmax would be uniform.",
@@ -441,6 +668,10 @@ SAID: Answers = {
                 "You would get a flat distribution.",
                 "Otherwise the softmax is uniform.",
                 "Softmax becomes linear.",
+                "softmax gets too smooth",
+                "Without the scale the softmax becomes uniform.",
+                "Large scores make the softmax linear.",
+                "Large scores are clipped by the softmax.",
             ],
         ),
         (
@@ -450,6 +681,11 @@ SAID: Answers = {
                 "and backprop through a saturated softmax gives almost nothing.",
                 "and then almost no gradient flows",
                 "The gradient goes to zero.",
+                "so gradients become tiny",
+                "Extreme softmax values mean tiny gradients, so nothing is learned.",
+                "Large dot products → extreme softmax values → tiny gradients",
+                "A peaked softmax has a derivative close to zero.",
+                "In this regime the softmax passes back hardly any gradient.",
             ],
             [
                 "It prevents exploding gradients in the embedding layer.",
@@ -457,6 +693,10 @@ SAID: Answers = {
                 "and gradients would explode.",
                 "The gradients explode.",
                 "The gradients get larger.",
+                "so gradients become huge",
+                "Otherwise the gradients explode.",
+                "The gradients stay large, which makes training unstable.",
+                "The loss becomes negative.",
             ],
         ),
         (
@@ -468,6 +708,12 @@ SAID: Answers = {
                 "d is d_k, the per-head dimension.",
                 "d_model / num_heads",
                 "the head size, 64",
+                "It's the dimension of each head.",
+                "d is d_k = d_model / num_heads, so 64, and we divide by 8.",
+                "head_dim=64 → scale by √64 = 8",
+                "We scale by sqrt(head_dim).",
+                "It's the per-head dimension, not the embedding dimension.",
+                "d means the size of each head, not of the whole model.",
             ],
             [
                 "d is d_model, so √512.",
@@ -476,6 +722,11 @@ SAID: Answers = {
                 "d is d_model",
                 "d is the embedding dimension, 512",
                 "the sequence length",
+                "It's the model dimension.",
+                "d is the embedding size of the model, 512.",
+                "We divide by the square root of the sequence length.",
+                "d is the number of heads.",
+                "d is the vocabulary size.",
             ],
         ),
     ],
@@ -487,6 +738,11 @@ SAID: Answers = {
                 "K and V for earlier positions are saved so you don't compute them twice.",
                 "We store K and V of earlier tokens so we need not recompute them.",
                 "It keeps past keys and values.",
+                "You save the K and V tensors from earlier steps.",
+                "During generation we save K and V of the tokens so far so that we do not need "
+                "to recompute them at every step.",
+                "Old keys and values stay the same thanks to causal masking, so store them and reuse them.",
+                "One stores each layer's K and V for all earlier positions and appends the new ones.",
             ],
             [
                 "It stores the queries of past tokens.",
@@ -495,6 +751,11 @@ SAID: Answers = {
                 "It caches the queries",
                 "It stores the attention weights.",
                 "It keeps the outputs of the layer.",
+                "You save the Q tensors.",
+                "You cache the softmax.",
+                "We store the queries of past tokens so they need not be recomputed.",
+                "The cache stores attention weights of past tokens.",
+                "It keeps the embeddings of all words.",
             ],
         ),
         (
@@ -504,6 +765,10 @@ SAID: Answers = {
                 "Per step you go from quadratic to linear.",
                 "Each decoding step is linear in the context instead of quadratic.",
                 "A step costs O(n), not O(n^2).",
+                "Without it every step would recompute the whole prefix; with it a step is O(n).",
+                "Each decoding step is then linear in the context length rather than quadratic.",
+                "You only compute one row of the attention matrix per new token instead of all T rows.",
+                "Without the cache the whole prefix would be processed again for each token.",
             ],
             [
                 "A new token costs O(T²) with the cache.",
@@ -511,6 +776,10 @@ SAID: Answers = {
                 "Per step you go from linear to quadratic.",
                 "Each step costs O(1).",
                 "A step is still quadratic.",
+                "With it a step is O(n^2).",
+                "With the cache each new token is O(1).",
+                "Each new token still costs O(T^2).",
+                "The cache makes each step quadratic.",
             ],
         ),
         (
@@ -520,6 +789,10 @@ SAID: Answers = {
                 "2 * n_layers * n_kv_heads * d_head * seq_len * 2 bytes.",
                 "2 * n_layers * n_kv_heads * d_head per token",
                 "two tensors per layer, each kv heads times head dim",
+                "2 x layers x kv heads x head dim x bytes",
+                "Per token you keep one key and one value of 512 numbers in every layer, at 2 bytes each 2 KB.",
+                "Memory = 2 x n_layers x n_kv_heads x head_dim x bytes for every token.",
+                "For each token and layer: 2 * 8 * 64 numbers.",
             ],
             [
                 "Its size does not depend on the length.",
@@ -527,6 +800,10 @@ SAID: Answers = {
                 "n_layers * vocab_size bytes.",
                 "d_model per token",
                 "T^2 per layer",
+                "It depends on the number of queries.",
+                "Its size grows with the square of the context.",
+                "One vector of 64 numbers per token is all that is stored.",
+                "It takes one byte per token.",
             ],
         ),
         (
@@ -536,6 +813,10 @@ SAID: Answers = {
                 "Generation is bandwidth-limited because you stream the cache each step.",
                 "Decoding becomes memory bandwidth bound.",
                 "Loading the cache from HBM is the bottleneck.",
+                "At decode time you are limited by memory bandwidth.",
+                "Decoding becomes memory-bandwidth bound because the entire cache has to be loaded for each token.",
+                "The bottleneck is fetching the cached tensors from GPU memory.",
+                "Speed is then limited by memory bandwidth, not by arithmetic.",
             ],
             [
                 "Decoding is then limited by the matrix multiplications.",
@@ -543,6 +824,10 @@ SAID: Answers = {
                 "Generation is compute-limited because of the cache.",
                 "Decoding becomes compute bound.",
                 "The cache costs no bandwidth.",
+                "At decode time the GPU's arithmetic is the limit.",
+                "Decoding is limited by compute, not by memory.",
+                "Reading the cache is free.",
+                "The cache makes decoding compute-bound.",
             ],
         ),
     ],
@@ -554,6 +839,10 @@ SAID: Answers = {
                 "Post-softmax zeroing leaves rows that sum to less than 1.",
                 "If you zero after softmax the probabilities do not add up to one.",
                 "The row would not be normalized any more.",
+                "Zeroing afterwards leaves rows that don't sum to one.",
+                "If you zero the weights afterwards they are not normalised any more.",
+                "Then the remaining probabilities add up to less than one.",
+                "Zeroing afterwards would leave rows whose sum is below 1.",
             ],
             [
                 "After the softmax the rows still sum to one.",
@@ -561,6 +850,10 @@ SAID: Answers = {
                 "Post-softmax zeroing leaves rows that sum to 1.",
                 "After the softmax it still sums to 1.",
                 "-inf is faster",
+                "Zeroing afterwards is equivalent.",
+                "Setting weights to zero after softmax keeps the rows normalised.",
+                "Masking after the softmax is the same thing, the rows still add up to one.",
+                "With 0 after the softmax the gradient is wrong.",
             ],
         ),
         (
@@ -570,6 +863,12 @@ SAID: Answers = {
                 "Softmax of -inf is 0.",
                 "exp(-inf) = 0",
                 "-inf gives a weight of exactly zero",
+                "e^-inf is 0, so those weights are exactly zero.",
+                "Minus infinity turns into a probability of exactly zero after the softmax.",
+                "After softmax: -inf → 0 (can't attend to future!)",
+                "After softmax: -infinity becomes 0, so no token can attend to the future",
+                "e to the minus infinity equals 0, so future tokens get no attention at all.",
+                "The exponential of -inf is 0, so masked keys contribute nothing.",
             ],
             [
                 "exp(-inf) is minus infinity.",
@@ -578,6 +877,10 @@ SAID: Answers = {
                 "exp(-inf) is 1",
                 "-inf is faster",
                 "-inf becomes a small number",
+                "-inf means the score is ignored by the optimizer.",
+                "exp of minus infinity is 1, so hidden keys keep a weight.",
+                "Minus infinity is clipped to a small number, so the weights are only close to zero.",
+                "-inf gives a weight of 0.5.",
             ],
         ),
         (
@@ -586,6 +889,10 @@ SAID: Answers = {
                 "fp16 can't represent -1e9, its limit is about 65k.",
                 "In fp16 the largest magnitude is 65504, so -1e9 turns into -inf anyway.",
                 "fp16 cannot represent -1e9, its maximum is 65504.",
+                "In fp16, -1e9 is out of range.",
+                "In half precision -1e9 overflows, the minimum is about -65504.",
+                "fp16 cannot represent -1e9.",
+                "-1e9 is outside the range of fp16.",
             ],
             [
                 "-1e9 is more precise than -inf in float16.",
@@ -593,6 +900,10 @@ SAID: Answers = {
                 "In fp16, -1e9 is exact.",
                 "-1e9 works in float16.",
                 "-1e9 is slower",
+                "In fp16, -1e9 is more accurate.",
+                "-1e9 is fine in half precision.",
+                "float16 can hold numbers up to 1e30.",
+                "-1e9 is too slow in float16.",
             ],
         ),
         (
@@ -602,6 +913,10 @@ SAID: Answers = {
                 "If all keys of a query are hidden you divide zero by zero and get NaN.",
                 "A fully masked row gives NaN.",
                 "If everything is -inf, softmax returns nan.",
+                "If all keys of a row are masked you get NaN.",
+                "If every position of a row is masked, softmax divides zero by zero and gives nan.",
+                "One has to watch out for NaNs when a query can see nothing.",
+                "A row in which everything is hidden turns into NaN.",
             ],
             [
                 "A row where everything is masked gives a uniform average with −∞.",
@@ -609,6 +924,10 @@ SAID: Answers = {
                 "If all keys of a query are hidden you get zeros automatically.",
                 "A fully masked row gives zeros.",
                 "NaN never happens.",
+                "If all keys are masked you get 0.",
+                "A fully masked row gives all zeros automatically.",
+                "If all keys are hidden, softmax returns a uniform row with minus infinity.",
+                "A row without keys raises an exception.",
             ],
         ),
     ],
@@ -620,6 +939,11 @@ SAID: Answers = {
                 "Transposing is just metadata, strides are permuted.",
                 "transpose only changes the strides",
                 "The data does not move in memory on a transpose.",
+                "Transposing returns a view with other strides.",
+                "Transpose only changes the metadata; the data stays where it was.",
+                "After the transpose the memory is not contiguous any more",
+                "Transposing gives another view of the same storage with swapped strides.",
+                "transpose does not touch the numbers, only the strides.",
             ],
             [
                 "transpose moves the data in memory.",
@@ -627,6 +951,10 @@ SAID: Answers = {
                 "Transposing reorders the storage.",
                 "transpose copies the data",
                 "contiguous makes it faster on GPU",
+                "Transposing allocates new memory.",
+                "Transpose copies the data into a new order in memory.",
+                "The transpose moves all numbers in memory.",
+                "Transpose sorts the tensor.",
             ],
         ),
         (
@@ -636,6 +964,12 @@ SAID: Answers = {
                 "view() refuses non-contiguous memory here: RuntimeError.",
                 "view needs the dimensions to be adjacent in memory",
                 "view fails on a non-contiguous tensor.",
+                "view throws an error on a transposed tensor.",
+                "After the transpose the memory isn't contiguous, and view only works on contiguous tensors.",
+                "After transpose, memory might not be contiguous. .contiguous() makes it contiguous before .view()",
+                "Memory not contiguous after transpose; contiguous() makes it safe to reshape with view",
+                "view needs a compatible memory layout, otherwise it throws a RuntimeError.",
+                "Otherwise view complains that the tensor's stride and size are incompatible.",
             ],
             [
                 "view would silently give the wrong numbers.",
@@ -643,6 +977,10 @@ SAID: Answers = {
                 "view() is fine with non-contiguous memory.",
                 "view copies if it must",
                 "contiguous makes it faster on GPU",
+                "view is always fine.",
+                "view works on any tensor, contiguous is only there for speed.",
+                "Because view copies the data, it is slow without contiguous.",
+                "view needs a GPU tensor.",
             ],
         ),
         (
@@ -652,6 +990,12 @@ SAID: Answers = {
                 ".contiguous() materialises a new tensor in row-major order.",
                 "contiguous() makes a copy in the right order",
                 "reshape copies when needed",
+                "contiguous copies the tensor to a fresh block of memory",
+                "Calling contiguous rearranges the data in a fresh block of memory so the view is safe.",
+                ".contiguous() makes the memory contiguous again, so that .view() is safe",
+                "It makes a real copy laid out in the new order.",
+                "contiguous() allocates new memory and writes the elements in order.",
+                "reshape would do the same, copying if necessary.",
             ],
             [
                 "contiguous() only sets a flag and copies nothing.",
@@ -659,6 +1003,10 @@ SAID: Answers = {
                 ".contiguous() is a no-op.",
                 "contiguous does not copy",
                 "contiguous changes only the strides",
+                "contiguous is free",
+                "contiguous() does not copy anything, it only changes a flag.",
+                "contiguous is a no-op after transpose.",
+                "contiguous() converts the tensor to float32.",
             ],
         ),
     ],
@@ -671,6 +1019,15 @@ SAID: Answers = {
                 "Heads can't communicate otherwise.",
                 "It lets information flow between heads.",
                 "W_o combines the outputs of all heads.",
+                "It is the only place where heads exchange information.",
+                "out_proj combines the outputs of all heads into one representation.",
+                "Combine all head outputs",
+                "Mix everything together",
+                "This layer allows the model to mix and re-balance what each head has learned.",
+                "it blends the heads back into the model's embedding space",
+                "Final linear layer mixes head information",
+                "The final linear layer blends what the specialists found.",
+                "It is where what the heads have found gets combined.",
             ],
             [
                 "It normalizes the output.",
@@ -678,6 +1035,12 @@ SAID: Answers = {
                 "It scales the result.",
                 "It adds a nonlinearity.",
                 "It splits the heads.",
+                "It normalizes the output.",
+                "W_o splits the input into heads.",
+                "It reduces the dimension of the heads to save memory.",
+                "W_o keeps the heads separate.",
+                "It adds the residual connection.",
+                "It normalises the output of the heads.",
             ],
         ),
         (
@@ -687,6 +1050,10 @@ SAID: Answers = {
                 "You'd have h independent chunks glued together, each from its own head.",
                 "Without it the heads are only concatenated, each in its own slice.",
                 "Every output dimension would come from a single head.",
+                "Each chunk of the output would depend on one head only.",
+                "The result would just be the heads glued next to each other with no interaction between them.",
+                "Every slice of the output would depend on a single head only.",
+                "The first 64 output features would come from head 0 and nothing else.",
             ],
             [
                 "Without it the output would have the wrong shape.",
@@ -694,358 +1061,10 @@ SAID: Answers = {
                 "You would have the mean of the heads.",
                 "Nothing is lost.",
                 "The output would have the wrong shape.",
-            ],
-        ),
-    ],
-}
-
-HELD_OUT: Answers = {
-    "several-heads": [
-        (
-            [
-                "Each head can attend to another part of the sentence in parallel.",
-                "One head may follow the syntax while another tracks pronouns.",
-                "A single head has to average all relations into one attention pattern; many heads don't.",
-            ],
-            [
-                "Heads make the model deeper.",
-                "More heads use more parallel hardware.",
-            ],
-        ),
-        (
-            [
-                "FLOPs stay the same since the head dimension shrinks accordingly.",
-            ],
-            [
-                "It takes eight times the FLOPs.",
-            ],
-        ),
-        (
-            [
-                "But a head with 64 dimensions has less capacity.",
-            ],
-            [
-                "Heads get more dimensions each.",
-            ],
-        ),
-    ],
-    "complexity": [
-        (
-            [
-                "Attention is O(T^2 * E).",
-                "It grows quadratically with the context length.",
-            ],
-            [
-                "It grows linearly with the context length.",
-                "O(1) per token",
-            ],
-        ),
-        (
-            [
-                "The Q, K, V and output projections are O(T * E^2).",
-            ],
-            [
-                "The projections cost nothing.",
-            ],
-        ),
-        (
-            [
-                "At long context the quadratic term takes over.",
-            ],
-            [
-                "The length never matters for which part is larger.",
-            ],
-        ),
-    ],
-    "grouped": [
-        (
-            [
-                "A group of query heads attends to one shared key/value head.",
-            ],
-            [
-                "Each token shares its query.",
-                "Every query head keeps a key head of its own.",
-            ],
-        ),
-        (
-            [
-                "The KV cache is four times smaller.",
-            ],
-            [
-                "The KV cache is four times larger.",
-            ],
-        ),
-        (
-            [
-                "You still compute the same number of scores.",
-            ],
-            [
-                "There are fewer scores to compute.",
-            ],
-        ),
-        (
-            [
-                "With only one KV head you get multi-query attention.",
-            ],
-            [
-                "MQA means one query head.",
-            ],
-        ),
-    ],
-    "parameters": [
-        (
-            [
-                "There are four 512x512 weight matrices.",
-                "4·d²",
-            ],
-            [
-                "6 matrices of 512 x 512",
-                "512 * 512",
-            ],
-        ),
-        (
-            [
-                "each with a bias of 512",
-            ],
-            [
-                "no bias terms",
-                "512 in total for the bias",
-            ],
-        ),
-        (
-            [
-                "4*512**2 + 4*512",
-                "in total 1,050,624",
-                "4 (512² + 512)",
-            ],
-            [
-                "4*512**2 + 512",
-                "1,050,642",
-                "4 * 512 * 512",
-            ],
-        ),
-        (
-            [
-                "The head count makes no difference.",
-            ],
-            [
-                "Each of the 8 heads adds parameters.",
-            ],
-        ),
-    ],
-    "flops": [
-        (
-            [
-                "8 L d_model²",
-                "8*1024*512*512 = 2147483648 for the projections",
-            ],
-            [
-                "4 L d_model²",
-                "8 L d_model",
-            ],
-        ),
-        (
-            [
-                "4 N^2 d",
-                "2 n^2 d for the scores plus 2 n^2 d for the weighted sum",
-            ],
-            [
-                "8 N^2 d",
-                "N^2",
-            ],
-        ),
-        (
-            [
-                "4294967296",
-                "roughly 4.29 billion",
-                "2147483648 + 2147483648",
-            ],
-            [
-                "8589934592",
-                "roughly 4.1 billion",
-            ],
-        ),
-        (
-            [
-                "One MAC is 2 flops.",
-            ],
-            [
-                "I only count multiplications.",
-            ],
-        ),
-    ],
-    "memory": [
-        (
-            [
-                "n × n per head",
-                "8 * 1024 * 1024 floats = 32 MiB",
-            ],
-            [
-                "n × d per head",
-            ],
-        ),
-        ([], []),
-        (
-            [
-                "Backprop needs the probabilities, so they are kept.",
-            ],
-            [
-                "They are only used in the forward pass.",
-            ],
-        ),
-        (
-            [
-                "FlashAttention tiles the computation so the matrix is never stored.",
-            ],
-            [
-                "Flash attention is an approximation.",
-            ],
-        ),
-    ],
-    "root": [
-        (
-            [
-                "The variance of a dot product grows with the dimension.",
-            ],
-            [
-                "The mean of a dot product grows.",
-            ],
-        ),
-        (
-            [
-                "softmax gets too peaky and saturates",
-            ],
-            [
-                "softmax gets too smooth",
-            ],
-        ),
-        (
-            [
-                "so gradients become tiny",
-            ],
-            [
-                "so gradients become huge",
-            ],
-        ),
-        (
-            [
-                "It's the dimension of each head.",
-            ],
-            [
-                "It's the model dimension.",
-            ],
-        ),
-    ],
-    "cache": [
-        (
-            [
-                "You save the K and V tensors from earlier steps.",
-            ],
-            [
-                "You save the Q tensors.",
-                "You cache the softmax.",
-            ],
-        ),
-        (
-            [
-                "Without it every step would recompute the whole prefix; with it a step is O(n).",
-            ],
-            [
-                "With it a step is O(n^2).",
-            ],
-        ),
-        (
-            [
-                "2 x layers x kv heads x head dim x bytes",
-            ],
-            [
-                "It depends on the number of queries.",
-            ],
-        ),
-        (
-            [
-                "At decode time you are limited by memory bandwidth.",
-            ],
-            [
-                "At decode time the GPU's arithmetic is the limit.",
-            ],
-        ),
-    ],
-    "mask": [
-        (
-            [
-                "Zeroing afterwards leaves rows that don't sum to one.",
-            ],
-            [
-                "Zeroing afterwards is equivalent.",
-            ],
-        ),
-        (
-            [
-                "e^-inf is 0, so those weights are exactly zero.",
-            ],
-            [
-                "-inf means the score is ignored by the optimizer.",
-            ],
-        ),
-        (
-            [
-                "In fp16, -1e9 is out of range.",
-            ],
-            [
-                "In fp16, -1e9 is more accurate.",
-            ],
-        ),
-        (
-            [
-                "If all keys of a row are masked you get NaN.",
-            ],
-            [
-                "If all keys are masked you get 0.",
-            ],
-        ),
-    ],
-    "contiguous": [
-        (
-            [
-                "Transposing returns a view with other strides.",
-            ],
-            [
-                "Transposing allocates new memory.",
-            ],
-        ),
-        (
-            [
-                "view throws an error on a transposed tensor.",
-            ],
-            [
-                "view is always fine.",
-            ],
-        ),
-        (
-            [
-                "contiguous copies the tensor to a fresh block of memory",
-            ],
-            [
-                "contiguous is free",
-            ],
-        ),
-    ],
-    "output-projection": [
-        (
-            [
-                "It is the only place where heads exchange information.",
-            ],
-            [
-                "It normalizes the output.",
-            ],
-        ),
-        (
-            [
-                "Each chunk of the output would depend on one head only.",
-            ],
-            [
                 "The model could not be trained.",
+                "Without it nothing changes because concatenation already mixes the heads.",
+                "Nothing would be lost, the softmax already mixes the heads.",
+                "The output would have the wrong dtype.",
             ],
         ),
     ],

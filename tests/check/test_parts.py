@@ -163,6 +163,9 @@ def test_magic_names_the_cell_and_the_line_in_it(capsys, tmp_path):
     (line,) = [n for n, text in enumerate(cell.splitlines(), 2) if "scores = torch.matmul" in text]
     check_cell(NumberedShell(), "", cell)
     assert f"In [2], line {line}: scores = torch.matmul" in capsys.readouterr().out
+    unfinished = cell[: cell.index("        scores = torch.matmul")] + "        raise NotImplementedError\n"
+    check_cell(NumberedShell(), "", unfinished)
+    assert f"it ends at In [2], line {len(unfinished.splitlines()) + 1}" in capsys.readouterr().out
 
 
 def test_magic_does_not_judge_an_older_class_when_its_cell_fails(capsys):

@@ -121,6 +121,7 @@ def test_a_missing_sibling_is_a_doubt_that_says_where_it_was_searched(tmp_path):
     report = judge_file(tmp_path / "attention.py", thorough=False)
     assert (report.verdict, report.findings) == ("unknown", []), report
     assert "it needs layers.scores, which is neither installed nor in the project" in report.doubts[0]
+    assert "textbook" not in report.doubts[0]  # which has no such file
     assert str(tmp_path) in report.doubts[0]
 
 
@@ -289,3 +290,22 @@ def test_the_class_of_another_library_is_never_the_candidate(other, tmp_path):
 def test_the_class_that_attends_is_found_where_none_is_called_attention(tmp_path):
     tree(tmp_path, attention=ATTENDING)
     assert next(name for name, _ in candidates(load(tmp_path / "attention.py"))) == "Layer"
+
+
+def test_a_file_of_the_book_that_is_missing_is_replaced_by_an_import_of_ours(tmp_path):
+    wrapper = (
+        "import torch\nfrom torch import nn\nfrom casual_attention import CausalAttention\n\n\n"
+        "class MultiHeadedAttentionWrapper(nn.Module):\n"
+        "    def __init__(self, d_in, d_out, context_length, dropout, num_heads, qkv_bias=False):\n"
+        "        super().__init__()\n"
+        "        made = [CausalAttention(d_in, d_out, context_length, dropout, qkv_bias) for _ in range(num_heads)]\n"
+        "        self.heads = nn.ModuleList(made)\n\n"
+        "    def forward(self, x):\n        return torch.cat([h(x) for h in self.heads], dim=-1)\n"
+    )
+    path = tmp_path / "wrapper.py"
+    path.write_text(wrapper)
+    line = "from headwise.textbook import CausalAttention"
+    doubt = judge_file(path, thorough=False).doubts[0]
+    assert doubt.endswith(f"this line replaces the import: {line}")
+    path.write_text(wrapper.replace("from casual_attention import CausalAttention", line))
+    assert judge_file(path, thorough=False).doubts == []

@@ -8,6 +8,7 @@ from headwise.check.templates import write
 
 LISTED = write("listed")
 SPLIT_Q = "q = self.w_q(query).view(batch, -1, self.num_heads, self.head_dim).transpose(1, 2)"
+SPLIT_K = "k = self.w_k(key).view(batch, -1, self.num_heads, self.head_dim).transpose(1, 2)"
 SPLIT_V = "v = self.w_v(value).view(batch, -1, self.num_heads, self.head_dim).transpose(1, 2)"
 SCORES = "scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(self.head_dim)"
 SIZES = "self.num_heads, self.head_dim = num_heads, d_model // num_heads"
@@ -46,6 +47,14 @@ SLIPS = {
     ),
     "queries with heads behind tokens": (
         RIGHT, [(SPLIT_Q, SPLIT_Q.removesuffix(".transpose(1, 2)"))], "product-axes", "", "in q the heads",
+    ),
+    "queries and keys with heads behind tokens": (
+        RIGHT, [(split, split.removesuffix(".transpose(1, 2)")) for split in (SPLIT_Q, SPLIT_K)],
+        "product-axes", SPLIT_Q.removesuffix(".transpose(1, 2)"), "in q and k the heads",
+    ),
+    "queries and values with heads behind tokens": (
+        RIGHT, [(split, split.removesuffix(".transpose(1, 2)")) for split in (SPLIT_Q, SPLIT_V)],
+        "product-axes", SPLIT_Q.removesuffix(".transpose(1, 2)"), "in q and v the heads",
     ),
     "values that are not split": (
         RIGHT, [(SPLIT_V, "v = self.w_v(value)"), (HEADS, "heads = self.read(weights, v)"),
@@ -128,7 +137,7 @@ SLIPS = {
         "mask-leaks", "att = att * self.bias", "near zero",
     ),
     "letters of einsum": (
-        LISTED, [("bqd,bkd->bqk", "bqd,bqd->bq")], "einsum-letters", "scores =", "weights is (batch 53, tokens 5)",
+        LISTED, [("bqd,bkd->bqk", "bqd,bqd->bq")], "einsum-letters", "scores =", "weights is (53 samples, 5 tokens)",
     ),
     "a misspelled base": (RIGHT, [("nn.Module)", "nn.Moudle)")], "unknown-name", "class", "did you mean Module?"),
     "another name for an import": (

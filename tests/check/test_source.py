@@ -118,6 +118,11 @@ def test_findings_in_a_notebook_name_cell_and_line(tmp_path):
     assert (finding.name, finding.cell, finding.execution_count) == ("scale-d_model", 3, 9)
     assert ("# mine\n" + wrong).splitlines()[finding.line - 1].strip() == finding.text
     assert f"code cell 3 (In [9]), line {finding.line}: {finding.text}" in str(report)
+    right = write("separate")
+    unfinished = right[: right.index("        scores = torch.matmul")] + "        raise NotImplementedError\n"
+    path.write_text(notebook("import torch", "# mine\n" + unfinished))
+    report = Report.from_dict(json.loads(json.dumps(judge_file(path, thorough=False).to_dict())))
+    assert f"it ends at code cell 2, line {len(unfinished.splitlines()) + 1}" in str(report)
 
 
 def test_a_cell_is_named_once_however_often_it_is_looked_up(tmp_path):

@@ -68,6 +68,11 @@ def test_a_row_shows_what_it_says(item, code, words, names, folder, monkeypatch)
     assert words in shown[code], item
 
 
+def test_no_row_shows_only_that_something_was_printed():
+    says_nothing = re.compile(r"[^\w■]*|head|True|False")
+    assert [words for _, _, words in ROWS if says_nothing.fullmatch(words)] == []
+
+
 def test_every_document_has_its_rows():
     sections = re.split(r"^## ", PAGE.partition("## Three trials")[0], flags=re.MULTILINE)[1:]
     assert [section.splitlines()[0] for section in sections] == [

@@ -14,7 +14,7 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from headwise.check.mistakes import MISTAKES, Finding, Mistake
+from headwise.check.mistakes import MISTAKES, Finding, Mistake, place
 from headwise.check.report import Report
 
 __all__ = ["MISTAKES", "Finding", "Mistake", "Report", "check"]
@@ -137,6 +137,9 @@ def check_cell(shell: Any, line: str, cell: str) -> None:
     if name in classes_of(cell):
         count = len(shell.user_ns.get("In", [""])) - 1  # IPython stores the input of a cell before it runs
         report.findings = [_in_cell(finding, count) for finding in report.findings]
+        if report.stops is not None:
+            report.stops += 1  # with the line of the magic
+            report.ending = place(report.stops, execution_count=count or None)
     print(report)
 
 

@@ -76,6 +76,7 @@ class Report:
     next: str = ""  # the step that comes next
     hint: str = ""  # for that step
     stops: int | None = None  # the line where the code ends
+    ending: str = ""  # the same in words, where a notebook counts the lines of its cell
     assumed: list[str] = field(default_factory=list)  # what a fragment uses and does not define
     evidence: Any = field(default=None, repr=False, compare=False)  # the live object and its reading, until it is sent
 
@@ -171,7 +172,7 @@ class Report:
         """How far it is right and what comes next."""
         lines = [f"UNFINISHED  {steps_in_words(self.done)}; next: {self.next}"]
         lines += [f"{INDENT}not understood: {doubt}" for doubt in self.doubts]
-        lines += [] if self.stops is None else [f"{INDENT}it ends at line {self.stops}"]
+        lines += [] if self.stops is None else [f"{INDENT}it ends at {self.ending or f'line {self.stops}'}"]
         return [*lines, f"{INDENT}hint: {self.hint}"]
 
 

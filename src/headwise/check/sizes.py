@@ -39,17 +39,26 @@ class CallSizes:
         """A shape with the names of its axes, as far as their sizes tell.
 
         >>> CallSizes().named((53, 5, 32))
-        '(batch 53, tokens 5, width 32)'
+        '(53 samples, 5 tokens, width 32)'
         """
+        return f"({', '.join(map(self.counted, shape))})"
+
+    def counted(self, size: int) -> str:
+        """The size of an axis with its name: "5 tokens", "head width 8"."""
+        name = self.axis(size)
+        return f"{name} {size}" if "width" in name else f"{size} {name}".rstrip()
+
+    def axis(self, size: int) -> str:
+        """The name of the axis that has this size in the call; empty where its size does not tell."""
         known = {
             self.D: "head width",
             self.H: "heads",
             self.E: "width",
             self.S: "keys",
             self.T: "tokens",
-            self.B: "batch",
+            self.B: "samples",
         }
-        return f"({', '.join(f'{known[size]} {size}' if size in known else str(size) for size in shape)})"
+        return "" if size == 1 else known.get(size, "")  # any axis may have been given the size 1
 
 
 # Every size is different from the others of its setting, and heads are both more and fewer than the numbers in one.

@@ -104,6 +104,8 @@ def _located(report: Report, case: Case) -> Report:
         finding.text = finding.text or case.text(finding.line)
         if case.loaded is not None:
             case.loaded.origin.locate(finding)
+    if report.stops is not None and case.loaded is not None:
+        report.ending = case.loaded.origin.place(report.stops)
     return report
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headwise.cli.bench import measurement
-from headwise.cli.bench.measurement import fitted, growth, launches
+from headwise.cli.bench.measurement import fitted, growth, launches, ratio
 from headwise.cli.bench.peers import PEERS, peer_named
 from headwise.cli.bench.sweep import Effort, built, ladder
 from headwise.cli.bench.workload import Problem, Workload
@@ -115,6 +115,14 @@ def test_launches_of_a_list_grow_with_its_heads_and_those_of_the_class_do_not(ba
     assert in_a_list[1] - in_a_list[0] == in_a_list[2] - in_a_list[1] >= 2 * 8
     for name in ("textbook class", "headwise"):
         assert len({counted(name, heads, backward) for heads in (2, 4, 6)}) == 1
+
+
+def test_a_ratio_of_medians_is_certain_only_beyond_the_noise():
+    quiet, noisy = [1.0] * 9, [1.3, 0.8, 1.2, 0.7, 1.1, 0.9, 1.4, 0.6, 1.0]
+    assert ratio([0.8 + 0.01 * i for i in range(9)], quiet) == (0.84, 0.81, 0.87)
+    assert ratio([0.8 + 0.01 * i for i in range(9)], quiet).is_certain
+    assert not ratio(noisy, quiet).is_certain
+    assert ratio([*quiet[:8], 50.0], quiet).high == 1.0  # one slow round decides nothing
 
 
 def test_the_ladder_has_every_rung_with_one_head_and_with_all():

@@ -43,12 +43,25 @@ def test_tables_have_a_row_for_each_candidate_and_a_column_for_each_length(resul
     assert [row[0] for row in time.rows] == ["headwise", "nn.MHA", "nn.MHA with weights"]
     assert [row[0] for row in ladder.rows][-1] == "headwise, 3 heads"
     assert ladder.title.startswith(
-        "the ladder: forward, then forward+backward, T=5; measured here: textbook class took "
+        "the ladder: forward, then forward+backward, T=5; measured here, textbook class against textbook list "
+        "(3 heads, T=5): forward "
     )
-    assert ladder.title.endswith(" times as long as textbook list (forward+backward, 3 heads, T=5)")
+    assert ", forward+backward " in ladder.title
+    assert ladder.title.endswith("); 95 % intervals")
     assert len(looks) == 4
     for table in (time, memory, ladder, *looks):
         assert {len(row) for row in table.rows} == {len(table.head)}
+
+
+def test_the_ladder_claims_no_difference_within_the_noise(result):
+    part = result["ladder"]
+    for row in part:
+        row["ratio"] = {"median": 0.9, "low": 0.7, "high": 1.2} if row["mode"] == "forward" else {
+            "median": 0.81, "low": 0.75, "high": 0.88
+        }  # fmt: skip
+    title = report.ladder(part).title
+    assert "forward no difference beyond the noise (0.70 to 1.20), " in title
+    assert "forward+backward 0.81 times as long (0.75 to 0.88); 95 % intervals" in title
 
 
 def test_two_lengths_make_a_line_and_no_evidence(result):

@@ -248,6 +248,31 @@ def test_a_definition_under_another_name_is_named_once(tmp_path, capsys):
     found = grade(find("dot-products"), names_in(function, tmp_path / "function.py"))
     assert found.next.words == "softmax is not defined; is soft_max meant to be it?"
     assert "meant" not in grade(exercise, names_in("import torch\n", tmp_path / "none.py")).next.words
+    alone = "def score(query, key):\n    return query @ key.T\n"
+    found = grade(find("dot-products"), names_in(alone, tmp_path / "alone.py"))
+    assert [("score meant" in result.words) for result in found.results] == [True, False, False, False]
+
+
+def test_a_mask_that_means_the_opposite_is_not_called_right(tmp_path):
+    exercise = find("masks-and-padding")
+    found = grade(exercise, names_in(exercise.solution.replace("~mask", "mask"), tmp_path / "opposite.py"))
+    assert found.next.name == "the mask argument"
+    assert found.next.words.startswith("the mask means the opposite")
+    assert "reads the tokens" in found.results[3].words  # and no even average, for it is none
+
+
+def test_queries_of_the_memory_are_not_called_right(tmp_path):
+    exercise = find("cross-attention")
+    swapped = exercise.solution.replace("self.query(x)", "self.query(memory)")
+    found = grade(exercise, names_in(swapped, tmp_path / "swapped.py"))
+    assert not any(result.right for result in found.results)
+    assert found.results[1].words == "output 3 does not depend on token 3 of x: the queries come from x"
+
+
+def test_a_tensor_that_does_not_fit_into_memory_is_told_with_its_size(tmp_path):
+    huge = find("dot-products").solution.replace("query @ key.T", "query @ key.T + torch.ones(10**6, 10**7, 4).sum()")
+    found = grade(find("dot-products"), names_in(huge, tmp_path / "huge.py"))
+    assert "there is not enough memory for a tensor of 160,000,000,000,000 bytes (line" in found.next.words
 
 
 def test_two_courses_can_be_kept_apart(tmp_path, monkeypatch, capsys):

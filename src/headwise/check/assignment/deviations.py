@@ -422,7 +422,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def described(returned: Any, sizes: CallSizes | None = None) -> str:
-    """`a tensor (batch 2, tokens 5, width 12)`, `a tuple of a tensor (batch 2, tokens 5, width 12) and None`"""
+    """`a tensor (2 samples, 5 tokens, width 12)`, `a tuple of a tensor (2 samples, 5 tokens, width 12) and None`"""
     if isinstance(returned, Tensor):
         return f"a tensor {tuple(returned.shape) if sizes is None else sizes.named(returned.shape)}"
     if isinstance(returned, Sequence) and not isinstance(returned, str):

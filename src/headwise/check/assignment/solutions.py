@@ -117,11 +117,15 @@ class Blueprint:
 
     def _forward(self) -> list[str]:
         lines = self._checked_length() if self.buffer else []
-        for letter, layer, source in zip("qkv", self.layers[:3], self.inputs, strict=True):
+        names = ("query", "key", "value")
+        if any(name in self.inputs[place + 1 :] for place, name in enumerate(names)):
+            names = ("q", "k", "v")  # an input of that name is still to be projected once more
+        query, key, value = names
+        for name, layer, source in zip(names, self.layers[:3], self.inputs, strict=True):
             projected = f"self.{layer}({source})"
             split = f"self.{self.methods[0]}({projected})" if self.methods else self._split(projected)
-            lines.append(f"{letter} = {split}" + ("  # (B, H, T, D)" if letter == "q" else ""))
-        lines.append(f"scores = q @ k.transpose(-2, -1) / math.sqrt(self.{self.width_name})  # (B, H, T, S)")
+            lines.append(f"{name} = {split}" + ("  # (B, H, T, D)" if name == query else ""))
+        lines.append(f"scores = {query} @ {key}.transpose(-2, -1) / math.sqrt(self.{self.width_name})  # (B, H, T, S)")
         lines += self._causal() if self.causal else []
         lines += self._masked() if self.mask else []
         lines += ["weights = scores.softmax(dim=-1)"]
@@ -130,7 +134,7 @@ class Blueprint:
                 "if hidden is not None:",
                 "    weights = weights.masked_fill(hidden, 0.0)  # zeros, not NaN, without a key",
             ]
-        mixed = "self.dropout(weights) @ v" if self.dropout else "weights @ v"
+        mixed = f"self.dropout(weights) @ {value}" if self.dropout else f"weights @ {value}"
         merged = (
             f"self.{self.methods[1]}({mixed})" if len(self.methods) > 1 else f"({mixed}).transpose(1, 2).flatten(2)"
         )

@@ -27,11 +27,12 @@ from headwise.check.explain.kinds import (
 )
 from headwise.check.explain.parts import cut_parts, einsum_letters, list_for_tensor, own_arguments
 from headwise.check.explain.scene import Scene, nearest
+from headwise.check.explain.shapes import shapes
 from headwise.check.mistakes import Finding
 from headwise.check.sizes import CallSizes
 from headwise.check.trace import Trace
 
-__all__ = ["condition", "explained", "nearest"]
+__all__ = ["condition", "explained", "nearest", "shapes_met"]
 
 READERS: tuple[Callable[[Scene], Finding | None], ...] = (
     trailing_comma, dropped_result, returns_nothing, bare_super, tensor_as_condition, number_for_tensor, uncalled,
@@ -49,6 +50,30 @@ def explained(
     taken: Collection[str] = (),
 ) -> Finding | None:
     """The cause of an error by name, with its line; None where it is none of those that are known."""
+    scene = _scene(error, filename, sizes, blamed, trace, taken)
+    if scene is None:
+        return None
+    with torch.no_grad():
+        return next((found for reader in READERS if (found := reader(scene)) is not None), None)
+
+
+def shapes_met(error: BaseException, filename: str | None, sizes: CallSizes) -> str:
+    """The tensors of the statement that raised an error and their shapes; empty where it has none."""
+    scene = _scene(error, filename, sizes)
+    if scene is None:
+        return ""
+    with torch.no_grad():
+        return shapes(scene)
+
+
+def _scene(
+    error: BaseException,
+    filename: str | None,
+    sizes: CallSizes,
+    blamed: int | None = None,
+    trace: Trace | None = None,
+    taken: Collection[str] = (),
+) -> Scene | None:
     frames = list(traceback.walk_tb(error.__traceback__))
     if filename is None or all(frame.f_code.co_filename != filename for frame, _ in frames):
         return None
@@ -56,6 +81,4 @@ def explained(
         tree = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):
         return None
-    scene = Scene(error, frames, filename, blamed, sizes, tree, trace, taken)
-    with torch.no_grad():
-        return next((found for reader in READERS if (found := reader(scene)) is not None), None)
+    return Scene(error, frames, filename, blamed, sizes, tree, trace, taken)

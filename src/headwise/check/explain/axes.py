@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headwise.check.explain.scene import Scene
 from headwise.check.mistakes import Finding
 
-NUMBER_OF = {"heads": "number of heads", "tokens": "number of tokens", "batch": "batch size"}
+NUMBER_OF = {"heads": "number of heads", "tokens": "number of tokens", "samples": "number of samples"}
 PRODUCT_CALLS = {"matmul", "bmm", "mm"}
 
 
@@ -25,7 +25,7 @@ def linear_layer(scene: Scene) -> Finding | None:
     name = next((n for n, m in scene.owner.named_modules() if m is layer), "") if scene.owner is not None else ""
     if not name.isidentifier():
         return None
-    words = f"self.{name} takes {s.named([layer.in_features])[1:-1]} and gets {s.named(x.shape)}"
+    words = f"self.{name} takes {s.counted(layer.in_features)} and gets {s.named(x.shape)}"
     attended = scene.trace is not None and scene.trace.is_behind_softmax(x)
     if attended and x.dim() == 4 and layer.in_features == s.H * x.shape[-1]:
         return Finding("out-proj-per-head", f"{words}; the heads are not concatenated yet", scene.line)
@@ -57,7 +57,7 @@ def _whole_width(scene: Scene) -> int | None:
 def _fixed_size(number: tuple[int, int], needed: int, scene: Scene, name: str) -> Finding:
     """A size that is written into the code as a number."""
     held, line = number
-    axis = scene.sizes.named([needed])[1:-1].removesuffix(str(needed)).strip()
+    axis = scene.sizes.axis(needed)
     what = str(held) if name == str(held) else f"{name} = {held}"
     meant = f"{needed}, the {NUMBER_OF.get(axis, axis)}" if axis else str(needed)
     return Finding("size-fixed", f"{what} is written into the code, where this call needs {meant}", line)
@@ -150,9 +150,27 @@ def product(scene: Scene) -> Finding | None:
             if (earlier := _scores_by_number(scene, x)) is not None:
                 return earlier
             named, left, right = scene.sizes.named, ast.unparse(a), ast.unparse(b)
-            said = f"{left} is {named(x.shape)}, {right} is {named(y.shape)}; {_advice(scene, a, b, x, y)}"
+            met = f"{left} is {named(x.shape)}, {right} is {named(y.shape)}"
+            late = _heads_behind_tokens(scene)
+            if len(late) > 1 or (late and x.shape[1:] == (scene.sizes.T, scene.sizes.H, scene.sizes.H)):
+                names = " and ".join([", ".join([*late][:-1]), [*late][-1]][len(late) == 1 :])
+                advice = f"in {names} the heads must come before the tokens: transpose(1, 2) is missing"
+                return Finding("product-axes", f"{met}; {advice}", next(iter(late.values())))
+            said = f"{met}; {_advice(scene, a, b, x, y)}"
             return Finding("product-axes", said, _unsplit(scene, (a, x), (b, y)) or scene.blamed or scene.line)
     return None
+
+
+def _heads_behind_tokens(scene: Scene) -> dict[str, int]:
+    """The variables before the softmax in which the heads stand behind the tokens, and where each was assigned."""
+    found: dict[int, tuple[str, int]] = {}
+    for name, held in scene.frame.f_locals.items():
+        made = scene.assigned(name) if isinstance(held, Tensor) else None
+        if made is None or held.shape[1:] != (scene.sizes.T, scene.sizes.H, scene.sizes.D):
+            continue
+        if scene.trace is None or not scene.trace.is_behind_softmax(held):
+            found[id(held)] = (name, made.lineno)
+    return dict(sorted(found.values(), key=lambda place: place[1]))
 
 
 def _unsplit(scene: Scene, *factors: tuple[ast.expr, Tensor]) -> int | None:
@@ -211,9 +229,13 @@ def _advice(scene: Scene, a: ast.expr, b: ast.expr, x: Tensor, y: Tensor) -> str
             return f"{text} is not split into heads"
     if y.shape[-2:] == (s.T, s.T) and x.shape[-1] == s.D:
         return f"the weights come first: {right} @ {left}"
-    if x.shape == y.shape:
+    if x.shape[-1] == y.shape[-2]:
+        pairs = zip(reversed(x.shape[:-2]), reversed(y.shape[:-2]), strict=False)
+        one, other = next((n, m) for n, m in pairs if n != m and 1 not in (n, m))
+        return f"the last two axes fit, but before them {s.counted(one)} meet {s.counted(other)}"
+    if x.shape[-1] == y.shape[-1] and x.dim() == y.dim():
         return f"the head widths of both must meet: {right} needs transpose(-2, -1)"
-    return f"{s.named(x.shape[-1:])[1:-1]} meets {s.named(y.shape[-2:-1])[1:-1]}"
+    return f"{s.counted(x.shape[-1])} and {s.counted(y.shape[-2])} meet, which must be equal"
 
 
 def _base(node: ast.expr) -> ast.expr:

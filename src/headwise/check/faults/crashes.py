@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from headwise import textbook
 from headwise.check.binding import Bound, Failure
 from headwise.check.calls import PLAIN, leaves
 from headwise.check.code.case import Case
@@ -386,12 +387,21 @@ def _stand_in_doubts(case: Case) -> list[str]:
     used = {name: origin for name, origin in stand_ins_used(case.target).items() if origin != name}
     folders = case.loaded.folders if case.loaded is not None else []
     where = f" (searched {', '.join(folders[:3])})" if folders else ""
-    modules = dict.fromkeys(origin.rpartition(".")[0] or origin for origin in used.values())
+    modules: dict[str, list[str]] = {}
+    for origin in used.values():
+        module, _, name = origin.rpartition(".")
+        modules.setdefault(module or origin, []).append(name)
     return [
         f"it needs {module}, which is neither installed nor in the project{where}. Put {module.replace('.', '/')}.py "
-        f"beside the file, or copy what it needs into the file"
-        for module in modules
+        f"beside the file, or copy what it needs into the file{_ours_instead(names)}"
+        for module, names in modules.items()
     ][:3]
+
+
+def _ours_instead(names: list[str]) -> str:
+    """The import that replaces one of a textbook's files; empty where we do not have all of it."""
+    known = all(name in textbook.__all__ for name in names)
+    return f"; this line replaces the import: from headwise.textbook import {', '.join(names)}" if known else ""
 
 
 def _attempts(failures: list[Failure]) -> list[str]:

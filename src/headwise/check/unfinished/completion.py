@@ -34,6 +34,7 @@ class Reached:
     stopped: bool = False  # by an error that only says that something was not written yet
     streams: int = 0  # queries, keys and values that were made
     returned: bool = False  # a result was returned
+    behind: list[str] = field(default_factory=list)  # lines whose results still have the heads behind the tokens
 
     @property
     def last(self) -> int:
@@ -127,19 +128,22 @@ class Leftover:
         if len(parts) < 3:
             return None
         reached.kind, reached.steps = "projections", {1} | set.intersection(*(self._split(p) for p in parts[-3:]))
+        behind = self._heads_behind()
+        reached.behind = behind if len(behind) < 3 else []  # of all three, the step is simply the next one
         q, k, v = self._in_roles([self._to_heads(part) for part in parts[-3:]])
         weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
         return _merged(weights @ v)
 
     def _from_table(self, nodes: list[Node], streams: list[Node], reached: Reached) -> Tensor | None:
         table = self._table([self._tensor(node) for node in nodes])
+        parts = [part for node in streams for part in _streams(self._tensor(node), self.B, self.T, self.owner.sizes)]
+        reached.streams, reached.behind = 3 if parts else 2, self._heads_behind()
         if table is None:
+            reached.steps = {1, 2} if reached.behind else set()  # scores between the heads of a token
             return None
         soft = any(node.index in self.soft for node in nodes)
         reached.kind = "weights" if soft else "scores"
-        reached.steps = {1, 2, 3, 4} | ({7} if soft else set())
-        parts = [part for node in streams for part in _streams(self._tensor(node), self.B, self.T, self.owner.sizes)]
-        reached.streams = 3 if parts else 2
+        reached.steps = {1, 2, 4} | (set() if reached.behind else {3}) | ({7} if soft else set())
         found = self._to_heads(parts[-1] if parts else self.inputs[-1])
         value = found if found.shape[1] == table.shape[1] else _merged(found)[:, None]
         return _merged((table if soft else table.softmax(-1)) @ value)
@@ -164,6 +168,22 @@ class Leftover:
         """Whether a product with parameters lies behind the product with the values."""
         behind = self.trace.ancestors([node.index])
         return any(n.op in PRODUCTS and _is_after(self.trace, n, self.level, self.B) for n in behind)
+
+    def _heads_behind(self) -> list[str]:
+        """The lines that make queries, keys or values with the heads behind the tokens, and leave them there."""
+        source = linecache.getlines(self.trace.filename or "")
+        if "einsum" in "".join(source):  # which takes the axes in any order
+            return []
+        s = self.owner.sizes
+        made = [n for n in self.trace.nodes if n.value.shape == (s.B, s.T, s.H, s.D) and self.level[n.index] == 0]
+        ahead = ((s.B, s.H, s.T, s.D), (s.B, s.H, s.D, s.T))
+        moved = {p for n in self.trace.nodes if n.value.shape in ahead for p in n.parents}
+        first: dict[int, int] = {}  # of a tensor and its copies
+        for node in made:
+            first[node.index] = next((first[p] for p in node.parents if p in first), node.index)
+        moved |= {first[index] for index in moved if index in first}
+        lines = [n.line for n in made if first[n.index] == n.index and n.index not in moved]
+        return list(dict.fromkeys(source[line - 1].strip() for line in lines if line is not None))
 
     def _tensor(self, node: Node) -> Tensor:
         """The tensor itself, which the trace can follow, or its copy."""

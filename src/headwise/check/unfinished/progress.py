@@ -304,6 +304,8 @@ def _say_progress(report: Report, run: PartialRun, done: list[int], masked: bool
     if step == 1 and made in (1, 2):
         report.next += f" ({made} of the 3 {'is' if made == 1 else 'are'} there)"
         report.hint = "Apply a layer of its own to the input for each one that is missing, as you did before."
+    elif step == 3 and run.reached.behind:
+        report.next += f" (still behind them in {', and in '.join(run.reached.behind)})"
     elif step == 1 and _has_layers(run.bound.case):
         report.hint = "The layers are there; apply each of them to its input."
 

@@ -16,6 +16,7 @@ from torch._C._autograd import DeviceType
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+MOST_DOUBT = 0.05  # that a median lies outside its interval
 LEAD_CYCLES = 3_000_000  # 1.6 ms on an H200: Python launches ahead meanwhile, so the GPU is timed and not Python
 
 
@@ -52,7 +53,22 @@ def interleaved(
     warm: int = 3,
     ahead: bool = True,
 ) -> dict[str, dict[str, float]]:
-    """Median milliseconds and quartile spread of each candidate. They take turns, so that drift affects all alike.
+    """Median milliseconds and quartile spread of each candidate: `summary` of `rounds_of`."""
+    times = rounds_of(runs, device, rounds, seconds, least=least, warm=warm, ahead=ahead)
+    return {name: summary(values) for name, values in times.items()}
+
+
+def rounds_of(
+    runs: dict[str, Callable[[], object]],
+    device: str = "cpu",
+    rounds: int = 40,
+    seconds: float = 6.0,
+    *,
+    least: int = 13,
+    warm: int = 3,
+    ahead: bool = True,
+) -> dict[str, list[float]]:
+    """Milliseconds of each candidate in every round. They take turns, so that drift affects all alike.
 
     Args:
         runs: candidates by name.
@@ -75,7 +91,34 @@ def interleaved(
             times[name].append(timed(runs[name], device, ahead=ahead))
         if done >= least and time.monotonic() - begin > seconds:
             break
-    return {name: summary(values) for name, values in times.items()}
+    return times
+
+
+class Ratio(NamedTuple):
+    """How long one candidate took compared with another, round by round: the median and where that may lie."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the two differ by more than the noise."""
+        return not self.low <= 1 <= self.high
+
+
+def ratio(times: Sequence[float], others: Sequence[float]) -> Ratio:
+    """The ratio of times measured in the same rounds, with a 95 % interval of its median, which needs six rounds.
+
+    >>> ratio([2.0, 2.2, 1.8, 2.0, 2.1, 9.0], [4.0, 4.0, 4.0, 4.0, 4.0, 4.0])
+    Ratio(median=0.512, low=0.45, high=2.25)
+    """
+    values = sorted(one / other for one, other in zip(times, others, strict=True))
+    n = len(values)
+    tail, cut = 2 / 2**n, 0  # how likely it is that the median lies outside the values from `cut` on
+    while cut < n // 2 and (tail := tail + 2 * math.comb(n, cut + 1) / 2**n) <= MOST_DOUBT:
+        cut += 1
+    return Ratio(*(round(value, 3) for value in (statistics.median(values), values[cut], values[n - 1 - cut])))
 
 
 def summary(values: list[float]) -> dict[str, float]:

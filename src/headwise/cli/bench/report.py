@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headwise.cli.bench.measurement import is_doubtful
+from headwise.cli.bench.measurement import Ratio, is_doubtful
 from headwise.cli.bench.peers import OURS
 from headwise.cli.bench.sweep import RUNGS
 from headwise.cli.bench.weights import TITLES
@@ -134,14 +134,23 @@ def ladder(rows: list[dict[str, Any]]) -> Table:
 
 
 def _compared(rows: list[dict[str, Any]]) -> str:
-    """What this run measured: how long all heads at once took, compared with the list of heads, in the last mode."""
+    """What this run measured: how long all heads at once took, compared with the list of heads, at the last length."""
     last = rows[-1]
-    ms = {r["name"]: r["ms"] for r in rows if all(r[key] == last[key] for key in ("tokens", "heads", "mode"))}
-    listed, at_once = (ms.get(name, 0.0) for name in RUNGS[:2])
-    if not listed:
+    at = [r for r in rows if r["name"] == RUNGS[1] and all(r[key] == last[key] for key in ("tokens", "heads"))]
+    if not at or any("ratio" not in row for row in at):
         return ""
-    where = f"{last['mode']}, {_heads(last['heads'])}, {_tokens(last['tokens'])}"
-    return f"; measured here: {RUNGS[1]} took {at_once / listed:.2f} times as long as {RUNGS[0]} ({where})"
+    found = {row["mode"]: Ratio(**row["ratio"]) for row in at}
+    where = f"{_heads(last['heads'])}, {_tokens(last['tokens'])}"
+    said = ", ".join(f"{mode} {_claim(ratio)}" for mode, ratio in found.items())
+    return f"; measured here, {RUNGS[1]} against {RUNGS[0]} ({where}): {said}; 95 % intervals"
+
+
+def _claim(ratio: Ratio) -> str:
+    """A ratio in words, or that there is none to speak of."""
+    between = f"{ratio.low:.2f} to {ratio.high:.2f}"
+    if ratio.is_certain:
+        return f"{ratio.median:.2f} times as long ({between})"
+    return f"no difference beyond the noise ({between})"
 
 
 def digits(n: float) -> str:

@@ -13,7 +13,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headwise.cli.bench.measurement import DTYPES, Verdict, growth, interleaved, launches, tensor_peak, timed
+from headwise.cli.bench.measurement import (
+    DTYPES,
+    Verdict,
+    growth,
+    interleaved,
+    launches,
+    ratio,
+    rounds_of,
+    summary,
+    tensor_peak,
+    timed,
+)
 from headwise.cli.bench.peers import OURS, PEERS, Peer, peer_named
 from headwise.cli.bench.peers.packages import one_line, version_of
 from headwise.cli.bench.workload import GRADIENT_TOKENS, Problem, Workload
@@ -21,6 +32,7 @@ from headwise.cli.console import say
 from headwise.errors import HeadwiseError
 from headwise.learn.cost import human
 
+LEAST_ROUNDS = 9  # of the ladder: the fewest whose interval leaves out the slowest
 ROUNDS, LEAST = 200, 3  # most and fewest rounds of every candidate
 BACKWARD_MATRICES = 2  # a backward pass holds about twice the T×T tensors
 PACKAGES = (*dict.fromkeys(peer.package for peer in PEERS if peer.package != "torch"), "flash_colreduce")
@@ -227,9 +239,15 @@ def _rungs(workload: Workload, tokens: int, effort: Effort) -> list[dict[str, An
         if wrong is not None:
             raise HeadwiseError(f"{name}: {wrong}.")
     runs = {name: step(m, problem.x(tokens), backward=workload.backward) for name, m in modules.items()}
-    times = interleaved(runs, device, seconds=effort.seconds, least=5, ahead=False)
+    times = rounds_of(runs, device, seconds=effort.seconds, least=LEAST_ROUNDS, ahead=False)
     return [
-        {"name": name, **times[name], "MiB": tensor_peak(run, device), "launches": launches(run, device)}
+        {
+            "name": name,
+            **summary(times[name]),
+            "ratio": ratio(times[name], times[RUNGS[0]])._asdict(),  # to the list of heads
+            "MiB": tensor_peak(run, device),
+            "launches": launches(run, device),
+        }
         for name, run in runs.items()
     ]
 

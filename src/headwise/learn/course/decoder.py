@@ -129,7 +129,7 @@ CACHE = Exercise(
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, -1)), cache
     '''),
     judged="GroupedAttention",
-    call=DocumentedCall((24, 6, 2), ((2, 5, 24),), (2, 5, 24), causal=True),
+    call=DocumentedCall((24, 6, 2), ((7, 5, 24),), (7, 5, 24), causal=True),
     parts=(
         Part(
             "fewer key/value heads",

@@ -3,12 +3,15 @@
 import ast
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from headwise.check.sizes import CallSizes
+
 Space = Mapping[str, Any]
+NAMELESS = CallSizes(B=-1, T=-2, S=-3, H=10**9, E=-(10**18))
 STUB = "raise NotImplementedError"
 WAITS = "not judged before the other steps are there"
 CACHE_STEP = 11  # counts as a step of its own
@@ -55,6 +58,16 @@ class DocumentedCall(NamedTuple):
     output: tuple[int, ...]
     causal: bool = False
 
+    def named(self, parameters: Sequence[str]) -> CallSizes:
+        """The sizes by name, so that a shape can be told with the names of its axes.
+
+        Args:
+            parameters: of the constructor, such as d_model and num_heads.
+        """
+        given = dict(zip(parameters, self.sizes, strict=False))
+        (B, T, E), S = self.inputs[0], self.inputs[-1][1]
+        return CallSizes(B=B, T=T, S=S, H=given.get("num_heads", 1), E=E, O=given.get("d_head", E))
+
 
 @dataclasses.dataclass(frozen=True)
 class Exercise:
@@ -92,6 +105,17 @@ class Exercise:
     def skeleton(self) -> str:
         """The file that the learner fills in: signatures, docstrings and shapes, without the code."""
         return skeleton_of(self.solution)
+
+    @property
+    def axes(self) -> CallSizes:
+        """The sizes of its call by name; without a call, sizes that no axis has, so that shapes are told in numbers."""
+        if self.call is None:
+            return NAMELESS
+        classes = [node for node in ast.parse(self.solution).body if isinstance(node, ast.ClassDef)]
+        judged = next(node for node in classes if node.name == self.judged)
+        maker = next(node for node in judged.body if getattr(node, "name", "") == "__init__")
+        assert isinstance(maker, ast.FunctionDef)  # noqa: S101 - for the type checker
+        return self.call.named([argument.arg for argument in maker.args.args[1:]])
 
 
 def skeleton_of(solution: str) -> str:

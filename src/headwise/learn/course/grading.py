@@ -208,7 +208,7 @@ class _Judge:
     def _tried(self, test: Callable[[], None]) -> PartTrial:
         with self.limited(self.exercise.seconds), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return PartTrial.of(test, self._missing)
+            return PartTrial.of(test, self._missing, self.exercise.axes)
 
     def _missing(self, name: str) -> str:
         """What to say of a name that the answer does not define; an answer may have it under another one."""
@@ -322,7 +322,7 @@ class _Judge:
         failure, owner = self._call.failure, self._with_step(step) or self._asked[-1]
         if failure is not None and not self._done:  # nothing is known but the text of the line
             return _most_alike(self._asked, linecache.getline(failure.filename, failure.line)) or owner
-        widths, call = WIDTHS.search(self._call.words), self.exercise.call
+        widths, call = WIDTHS.search(self._call.error), self.exercise.call
         came_wrong = widths is not None and call is not None and int(widths[1]) != call.sizes[0]
         before = self._asked.index(owner) - 1
         return self._asked[before] if came_wrong and owner.steps == (10,) and before >= 0 else owner
@@ -390,7 +390,10 @@ def _meant(name: str, space: Space, skeleton: str) -> str | None:
     kind = type if name[:1].isupper() else types.FunctionType
     own = [n for n, made in space.items() if isinstance(made, kind) and made.__module__ == space.get("__name__")]
     spare = {other.lower(): other for other in own if not re.search(rf"\b(class|def) {other}\b", skeleton)}
-    alike = difflib.get_close_matches(name.lower(), spare, 1, 0.6) or [*spare][: len(spare) == 1]
+    alike = difflib.get_close_matches(name.lower(), spare, 1, 0.6)
+    if not alike and len(spare) == 1:  # unless another name is meant that is spelled more like it
+        asked = re.findall(r"\b(?:class|def) (\w+)", skeleton)
+        alike = [other for other in spare if not difflib.get_close_matches(other, map(str.lower, asked), 1, 0.6)]
     return next((spare[other] for other in alike), None)
 
 

@@ -18,17 +18,33 @@ def _padding(space: Space) -> None:
     close(found, wanted[:, None, None], "padding_mask(torch.tensor([4, 2, 5]), 5)")
 
 
+def _true_means_visible(space: Space) -> None:
+    layer, x = made(space, "MaskedAttention", 12, 3), torch.randn(1, 5, 12)
+    changed = torch.cat([x[:, :-1], torch.randn(1, 1, 12)], 1)
+    visible = torch.ones(5, 5, dtype=torch.bool).tril()
+    with torch.no_grad():
+        reads, ignores = (
+            not torch.allclose(layer(x, mask)[:, 1:-1], layer(changed, mask)[:, 1:-1], atol=1e-5)
+            for mask in (visible, ~visible)
+        )
+    if reads and not ignores:
+        raise WrongPartError(
+            "the mask means the opposite: keys where it is True are hidden, those where it is False seen"
+        )
+
+
 def _sees_nothing(space: Space) -> None:
     layer = made(space, "MaskedAttention", 12, 3)
     mask = torch.ones(1, 1, 5, 5, dtype=torch.bool)
-    mask[..., 2, :] = False
+    mask[..., 2:4, :] = False
     x = torch.randn(1, 5, 12)
     with torch.no_grad():
-        found, other, turned = (layer(tokens, mask)[0, 2] for tokens in (x, x + 10, x.flip(1)))
+        (found, next_one), (other, _) = (layer(tokens, mask)[0, 2:4] for tokens in (x, x + 10))
     if found.isnan().any():
         raise WrongPartError("a query that sees no key makes its output NaN: a row of −∞ has no softmax")
     if not torch.allclose(found, other, atol=1e-5):  # heads of 0 leave the bias of the output projection
-        reads = "an even average of all tokens" if torch.allclose(found, turned, atol=1e-5) else "the tokens"
+        even = torch.allclose(found, next_one, atol=1e-5)  # whatever the query
+        reads = "an even average of all tokens" if even else "the tokens"
         raise WrongPartError(
             f"a query that sees no key still reads {reads}: the first number of its output is {found[0]:.3g} for one "
             f"text and {other[0]:.3g} for another; with heads of 0 it is the same for every text"
@@ -102,6 +118,7 @@ MASKS = Exercise(
             "True means visible here. Which scores become −∞?",
             "Fill where the mask is False, before the softmax: ~mask.",
             "scores = scores.masked_fill(~mask, -math.inf)",
+            _true_means_visible,
             steps=(5,),
         ),
         Part(
@@ -122,7 +139,10 @@ def _lengths(space: Space) -> None:
     with torch.no_grad():
         found = layer(torch.randn(2, 5, 12), torch.randn(2, 7, 12))
     if tuple(found.shape) != (2, 5, 12):
-        raise WrongPartError(f"5 queries and 7 keys give shape {tuple(found.shape)}; expected (2, 5, 12)")
+        raise WrongPartError(
+            f"with 5 tokens in x and 7 in memory, the output has shape {tuple(found.shape)}; expected (2, 5, 12), one "
+            "row for every token of x"
+        )
 
 
 def _reads_memory(space: Space) -> None:
@@ -133,6 +153,8 @@ def _reads_memory(space: Space) -> None:
     with torch.no_grad():
         one, two = layer(x, memory), layer(other, memory)
         three = layer(x, memory + 1)
+    if torch.allclose(one[:, 3], two[:, 3], atol=1e-5):
+        raise WrongPartError("output 3 does not depend on token 3 of x: the queries come from x")
     if not torch.allclose(one[:, :3], two[:, :3], atol=1e-5):
         raise WrongPartError("token 0 changed when token 3 of x did: tokens of x must not read each other here")
     if torch.allclose(one, three, atol=1e-5):
@@ -175,6 +197,7 @@ CROSS = Exercise(
                 return self.out((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
     '''),
     judged="CrossAttention",
+    ignores=("cross-length",),  # the first part tries that
     call=DocumentedCall((12, 3), ((2, 5, 12), (2, 7, 12)), (2, 5, 12)),
     parts=(
         Part(

@@ -17,6 +17,7 @@ CLAUSES = re.compile(r"[,;:]\s|\b(?:and|but|while|so)\b|(?<=[.!?])\s+|\n+")
 RESULT = re.compile(r"=|\b(?:so|therefore|thus|hence|that is|altogether|in total)\b|→|⇒")
 ENTRIES = r"\b(numbers?|elements?|entries|values|floats|scalars)\b"
 WHOLE = r"\b(1024|1,024|all|T|n|whole|total)\b(?! (numbers|elements|entries|values|heads))"
+EACH = r"\b(each|every|four|4|two|twice|per|both|again|same for|likewise)\b"
 OF_ONE = r"\b(per|each|every|a|one) (new |past |single )?token"
 DTYPES = {  # bytes of a number, and how one names it
     2: r"float16|fp16|bf16|\bhalf\b|16[- ]?bit|\b2 bytes|two bytes",
@@ -106,9 +107,11 @@ class Point:
         found = expressions(sentence)
         if self.total is not None:
             return self._says_total(sentence, self.total)
+        if self._denied(sentence):
+            return False
         if any(_computes(found, formula, sentence) for formula in self.formulas) or self._numbered(sentence):
             return True
-        if not self.ideas or re.search(self.unless, sentence, re.IGNORECASE) or self._denied(sentence):
+        if not self.ideas or re.search(self.unless, sentence, re.IGNORECASE):
             return False
         return all(re.search(idea, sentence, re.IGNORECASE) for idea in self.ideas)
 
@@ -178,8 +181,8 @@ def _computes(found: list[Expression], formula: Formula, sentence: str) -> bool:
 
         return sum(piece.equals(wanted) and _same_way(piece, wanted) for piece in pieces)
 
-    is_each = re.search(r"\b(each|every|four|4|per)\b", sentence, re.IGNORECASE)
-    return count(1) > 0 or count(2) > 1 or (is_each is not None and count(4) > 0)
+    is_each = re.search(EACH, sentence, re.IGNORECASE)
+    return count(1) > 0 or count(2) > 1 or (is_each is not None and count(PARTS.get(formula, 4)) > 0)
 
 
 def _same_way(piece: Expression, formula: Formula) -> bool:
@@ -232,6 +235,7 @@ MORE = (
 )
 
 WIDTH = r"(d_model(?! ?(/|over|divided))|(embedding|model|hidden) (dim\w*|width|size))"
+NO_CHANGE = r"(\bnot|\bnever|n't)( \w+)? (depend|change|matter|affect|grow|increase|reduce|save|rise|blow up)"
 MODEL_WIDTH = (
     rf"(sqrt|root|√)( of)?( the)? ?\(?{WIDTH}(?!.{{0,20}}\b(would|wrong|too|instead)\b)|^(it is )?the {WIDTH}\W*$"
 )
@@ -248,27 +252,36 @@ WORK_GROWS = (  # within one clause, so that it is not the cache which grows
     rf"(^|[,;:])((?!{ROOM})[^,;:])*{GROWTH}(ly)?( in (the )?\w+)? (of )?{WORK}|"
     rf"(^|[,;:])((?!{ROOM})[^,;:])*{GROWTH} (per|for|instead of|not|rather than)\b"
 )
+ONE_HEAD_ONLY = (
+    r"\b(single|one) (attention )?head\b.*\b(only|just|one (type|kind)|has to \w+|must \w+|would have to|cannot)"
+)
 FEWER_QUERIES = r"(fewer|less) quer\w+(?! heads? (share|per))|quer\w+( vectors)? (are|get) (\w+ )?(stored|cached|kept)"
+PARTS: dict[Formula, int] = {attention: 2}  # the equal products that a formula adds up; of the others, four
 POINTS = {
     "several-heads": (
         Point(
             "each head has weights of its own, so a token attends in several ways at once",
             (
-                r"heads?\b|distribution|specialist|"
+                r"heads?\b|distribution|specialist|different .*subspace|"
                 r"\b(several|multiple|many)( of them)? (let|allow|enable|can|give|attend|look|focus|learn)",
-                r"\b(own|different(ly)?|separate|distinct|several|multiple|many|eight|8|each|instead of)\b",
-                r"weights|matri|projection|pattern|thing|relation|subspace|distribution|\bways\b|aspect|of them|"
-                r"place|position|simultaneous|at once|at the same time|speciali[sz]e",
+                r"\b(own|different(ly)?|separate|distinct|unique|several|multiple|many|eight|8|each|another)\b|"
+                r"instead of|\bhead 2\b|" + ONE_HEAD_ONLY,
+                r"weights|matri|projection|pattern|thing|relation|dependenc|subspace|distribution|\bways\b|aspect|"
+                r"of them|place|position|simultaneous|at once|at the same time|speciali[sz]e|"
+                r"\b(track|captur|follow|learn|focus|notic|detect|look|attend)\w*|\b(syntax|grammar|pronoun|verb)",
             ),
-            unless=r"\bshare|same (set|pattern|attention|weights)|times the param|faster|narrow",
+            unless=r"\bshare|same (set|pattern|attention|weights)|times the param|faster|narrow|"
+            r"(several|other|many) (sentences|texts)|of the batch|averag\w+ (the|over)|learn the same|"
+            r"split (up )?(among|between|across)|"
+            r"(process|handl|gets?)\w* (a|its|one) (\w+ )?(part|piece|section) of",
             against=r"(all|every) heads? \w+ (the )?same",
         ),
         Point(
             "the cost is the same: parameters and operations do not grow",
             (
                 r"\bsame\b|no (extra|more|additional)|nothing (extra|more)|unchanged|equal|identical|"
-                r"as (many|much)|constant|(not|n't) (grow|increase|change)|free",
-                r"cost|param|flop|comput|operation|budget|\bpay\b",
+                r"as (many|much)|constant|" + NO_CHANGE + r"|free",
+                r"cost|param|flop|comput|operation|budget|\bpay\b|(many|more|extra|fewer|number of) weights",
             ),
             unless=r"times the|times as|grows with|pay for",
             against=MORE + r"|(cost|param\w*|comput\w*) (grows?|increases?) with|more heads "
@@ -278,9 +291,11 @@ POINTS = {
             "the price: every head works in fewer dimensions",
             (
                 r"head|each|dimension|width|scores",
+                r"head.* (in|only|just|with) (d_model|d_out|d|E) ?/|"
                 r"narrow|\brank\b|small|fewer dim|low(er)?[- ](dim|rank)|subspace|\bthin(ner)?\b|"
                 r"less (width|room|capacity)|"
-                r"64[- ]dim|(only|just)( has| have| gets?| sees)? (64|(d|d_model|E) ?/)|bottleneck|less expressive",
+                r"64[- ]dim|only (1/\d|an? \w+) of|"
+                r"(only|just)( has| have| gets?| sees)? (64|(d|d_model|E) ?/)|bottleneck|less expressive",
             ),
             unless=r"no (downside|price|drawback)|\bfull\b|always better",
             against=r"heads? (\w+ ){1,3}(the |in the )?(full|whole|entire|larger) (\d+ )?(dim|width|512)",
@@ -295,16 +310,17 @@ POINTS = {
                 r"every (other )?(token|pair|key)",
             ),
             unless=r"\bnot quadratic|(quadratic|squared?) (in|of) (the )?(model )?width|width squared|"
-            r"d_model squared|always",
+            r"d_model squared|always|^(?!.*(score|attention|QK|pair|map|softmax|[dE]" + SQUARE + r"|d_model)).*project",
             against=r"linear(ly)? (in|with) (the )?(\w+ )?" + LENGTH + r"|O\( ?[TnLN] ?\)|O\([TnLN] ?(\^ ?3|³)|"
             r"cubic|\b[TnLN] log|O\(1\)",
         ),
         Point(
             "the projections are quadratic in the width",
             (
-                r"project|linear layer|matri|W_|weights|O\(",
+                r"project|(linear|dense) layer|matri|W_|weights|O\(|\bQ, ?K",
                 r"(?<![A-Za-z])[TnLN]? ?[·*]? ?[dE]" + SQUARE + r"|d_model" + SQUARE + r"|width" + SQUARE + "|"
-                r"squared?( of)?( the)? (width|dimension|d_model)|quadratic in (the )?(width|d|E|dim)",
+                r"squared?( of)?( the)? (width|dimension|d_model|model)|(twice|doubl\w+) the (\w+ )?(dim|width).*"
+                r"(four times|quadrupl|fourfold)|quadratic in (the )?(width|d|E|dim)",
             ),
             against=r"O\( ?(d|E|d_model) ?\) in (the )?(model )?(width|dim|d\b)|"
             r"project\w* \w+ (linear in (the )?(model )?(width|d\b|d_model|dim)|free|O\([nT](\^2|²)\))",
@@ -312,12 +328,13 @@ POINTS = {
         Point(
             "which of the two dominates depends on the length",
             (
-                r"domina|\bwins?\b|larger|equal|cross|outweigh|overtake|bigger|matters more|takes over|costs? more",
+                r"domina|\bwins?\b|larger|equal|cross|outweigh|overtake|bigger|matters more|takes over|costs? more|"
+                r"bottleneck|\bhurts?\b|expensive|most of the (time|work)|majority",
                 r"short|long|beyond|depends|until|above|below|whether|equal at|tokens|from .* on|"
-                r"\b(once|if|when|for|at)\b.*[<>=≥≤]",
+                r"\b(once|if|when|for|at)\b.*([<>=≥≤]|exceed|(larger|greater|bigger|more) than)",
             ),
-            unless=r"\balways\b",
-            against=r"always",
+            unless=r"\balways\b|for (any|every|all) (length|T\b|n\b|size)|no matter",
+            against=r"always|for (any|every) length|no matter how (short|long)",
         ),
     ),
     "grouped": (
@@ -347,10 +364,11 @@ POINTS = {
         Point(
             "the scores cost the same",
             (
-                r"score|qk|flop|comput|arithmetic",
-                r"\bsame\b|identical|unchanged|unaffected|not (change|reduce|save|fewer)|still|equal|as (many|much)",
+                r"score|qk|flop|comput|arithmetic|attention matri",
+                r"\bsame\b|identical|unchanged|unaffected|(not|n't|no)\b.*(fewer|cheaper)|still|equal|as (many|much)|"
+                + NO_CHANGE,
             ),
-            unless=r"cheaper|reduc\w+ the comp|linear|(key|value|quer)\w* (are|is) still",
+            unless=r"(?<!any )(?<!no )(?<!not )cheaper|reduc\w+ the comp|linear|(key|value|quer)\w* (are|is) still",
             against=r"scores? (\w+ ){1,2}cheaper|(reduces?|fewer|less|saves?) (the )?(score|attention)? ?"
             r"(scores?|comput\w*|flops)\b",
         ),
@@ -358,7 +376,7 @@ POINTS = {
             "with one key/value head it is multi-query attention",
             (r"multi-?query|MQA", r"\bone\b|single|\b1\b|extreme"),
             unless=r"many more|ordinary|multi-head attention",
-            against=r"(multi-?query|MQA)( attention)? (has|uses|is) (many|several|more)|"
+            against=r"(one|single) quer|(multi-?query|MQA)( attention)? (has|uses|is) (many|several|more)|"
             r"(one|single) (key|kv|k/v)\S* head \w+ \w+ (ordinary|standard|multi-?head)",
         ),
     ),
@@ -366,16 +384,18 @@ POINTS = {
         Point(
             "four matrices of d_model × d_model",
             (
-                r"\bfour\b|\b4\b|W_?q\b.*W_?k\b.*W_?v\b.*W_?o\b|Q, K, V,? and (O|out)",
+                r"\bfour\b|\b4\b|W_?q\b.*W_?k\b.*W_?v\b.*W_?o\b|Q, K, V,? and (O|out)|"
+                r"quer\w*,? (and )?keys?,? (and )?values?,? (and )?(the |an? )?out",
                 r"matri|512 ?(x|×|by|\*|\^|²)|d_model|weights|project|linear",
             ),
-            unless=r"\bbias",
-            against=r"\b(three|3|five|5|two|2) (weight )?(matri|project|linear)",
+            unless=r"\bbias|heads (\w+ )?(with|have|has|times) (\w+ )?(four|4)\b",
+            against=r"heads (\w+ )?(with|have|has|times) (\w+ )?(four|4)\b|"
+            r"\b(three|3|five|5|two|2) (weight )?(matri|project|linear)",
             formulas=(matrices, parameters),
         ),
         Point(
             "and four biases",
-            (r"bias", r"\bfour\b|\b4\b|each|2,?048|with (the )?bias|plus|add"),
+            (r"bias", r"\bfour\b|\b4\b|each|every|2,?048|with (the )?bias|plus|add"),
             unless=r"\bno bias|without bias|not param|ignor|\b(one|two|three|a single) bias",
             against=r"no bias|\b(one|two|three|a single) bias",
             formulas=(biases, parameters),
@@ -390,8 +410,9 @@ POINTS = {
             "the number of heads does not change it",
             (
                 r"heads?\b|\bh\b",
-                r"not (depend|change|matter|affect)|n't (depend|change|matter|affect)|regardless|independent|"
-                r"\bsame\b|irrelevant|no (influence|effect)|only (a )?reshap|whatever",
+                NO_CHANGE
+                + r"|regardless|independent|\bsame\b|irrelevant|no (influence|effect|difference)|only (a )?reshap|"
+                r"whatever",
             ),
             unless=r"multiply by|more param|eight times|times 8",
             against=r"multipl\w+ (\w+ )?by (the )?(\d+|number of|eight) ?heads|times (8|eight) heads|"
@@ -428,7 +449,7 @@ POINTS = {
                 r"multiply|multiplication|\bMACs?\b|\bFMAs?\b|\bmul\b",
                 r"\btwo\b|\b2\b(?![.,^*]\d|\^)|twice|double|separately|multiplication and (one |an )?addition",
             ),
-            unless=r"\bone operation|as one|ignore|single|\b1 flop",
+            unless=r"(not|never|n't) (\w+ )?separate|\bone operation|as one|ignore|single|\b1 flop",
             against=r"(multiply-?add|MAC|FMA)s? (counts? as|is|as) (one|1|a single)|\b(1|one) flop per (MAC|multiply)|"
             r"ignore (the )?addition",
             formulas=(projections, attention, all_operations),  # their factors count both
@@ -471,11 +492,13 @@ POINTS = {
         Point(
             "a dot product of d terms spreads like √d",
             (
-                r"varian|\bvar\b|standard dev|\bstd\b|spread|magnitude|size|large|grow|increas|bigger",
-                r"dot product|score|sum|product|logit|q\W",
-                r"\bd\b|dim|√|root|width|terms|d_k|\bD\b|sqrt",
+                r"varian|\bvar\b|standard dev|\bstd\b|spread|magnitude|size|large|grow|increas|bigger|"
+                r"scal\w+.*\b(keeps?|brings?|puts?)\b.*\b(range|size|varian|spread|scale)",
+                r"dot product|score|sum|product|logit|q\W|values|numbers",
+                r"\bd\b|dim|√|root|width|terms|d_k|\bD\b|sqrt|\b64\b|reasonable|range|unit|every (head|size)",
             ),
-            unless=r"smaller|sum to one|varian\w* (is |of )?(1\b(?! has)|one\b(?! has)|d squared|d²|d\^2)",
+            unless=r"smaller|sum to one|(not|n't) depend|"
+            r"varian\w* (is |of )?(1\b(?! has)|one\b(?! has)|d squared|d²|d\^2)",
             against=r"varian\w+ (of the (dot )?product )?(is|has|=|of) ?(1\b(?! has)|one\b|d squared|d²|d\^2)\W*$|"
             r"dot product has variance (1|one)",
         ),
@@ -483,7 +506,8 @@ POINTS = {
             "large scores saturate the softmax",
             (
                 r"saturat|one-?hot|extreme|peaked|spiky|sharp|almost 1|nearly 1|close to 1|winner|peaky|"
-                r"all the (mass|weight)|single (key|token)|dominates?|collaps|argmax",
+                r"all the (mass|weight)|single (key|token)|dominates?|collaps|argmax|"
+                r"(probab|mass|weight)\w* (\w+ ){0,3}(on|to) (just )?(one|a single)\b",
             ),
             unless=r"uniform|negative",
             against=r"softmax (\w+ ){1,3}(uniform|flat|linear)",
@@ -491,10 +515,12 @@ POINTS = {
         Point(
             "then the gradients vanish",
             (
-                r"gradient|derivative|learning|training|signal|backprop",
-                r"vanish|tiny|small|\bzero\b|\b0\b|stall|disappear|\bdies?\b|stops?|flat|slow|(almost|nearly) no",
+                r"gradient|derivative|learn|training|signal|backprop",
+                r"vanish|tiny|small|\bzero\b|\b0\b|stall|disappear|\bdies?\b|stops?|flat|slow|"
+                r"(almost|nearly) no|hardly any|(nothing|little) (is|gets) learn",
             ),
-            unless=r"not affect|explod|no effect|larg|bigger",
+            unless=r"not affect|explod|no effect|(larg\w*|big|bigger|huge) (gradient|derivative)|"
+            r"(gradient|derivative)s? \w+ (\w+ )?(larg|big)",
             against=r"gradients? (\w+ )?(explode|larger|bigger|grow)",
         ),
         Point(
@@ -529,10 +555,11 @@ POINTS = {
         Point(
             "a new token costs O(T) instead of O(T²)",
             (
-                WORK_GROWS + r"|one row|reprocess|recomput|instead of|from scratch|again and again|only the new",
+                WORK_GROWS + r"|one row|reprocess|recomput|instead of|from scratch|\bagain\b|only the new",
                 r"token|step|prefix|row|quadratic|T²|n²",
             ),
-            unless=r"O\((T²|T\^2|n²|n\^2)\) with|constant time|still quadratic|linear to quadratic",
+            unless=r"(stor|cach|keep)\w* (the )?(old |past )?quer|"
+            r"O\((T²|T\^2|n²|n\^2)\) with|constant time|still quadratic|linear to quadratic",
             against=r"O\(1\)|constant time|still quadratic",
         ),
         Point(
@@ -549,10 +576,10 @@ POINTS = {
         Point(
             "reading it limits the speed",
             (
-                r"bandwidth|memory[- ]bound|read|HBM|load|memory traffic|mov",
+                r"bandwidth|memory[- ]bound|read|HBM|load|fetch|memory traffic|mov",
                 r"bound|limit|bottleneck|speed|slow|dominat|time",
             ),
-            unless=r"no (time|bandwidth)|matrix multipl|compute[- ]bound",
+            unless=r"no (time|bandwidth)|\bfree\b|not by (the )?memory|matrix multipl|compute[- ]bound",
             against=r"compute[- ]bound|no bandwidth",
         ),
     ),
@@ -568,8 +595,13 @@ POINTS = {
         ),
         Point(
             "exp(−∞) is exactly 0",
-            (r"inf|∞", r"exp|e to the|e\^|softmax|weight|probab", r"\b0\b|zero|no weight|nothing|vanish"),
-            unless=r"score of 0|is minus inf|is -inf|nan",
+            (
+                r"inf|∞",
+                r"exp|e to the|e\^|softmax|weight|probab",
+                r"\b(?<!\.)0\b(?!\.\d)|zero|no weight|nothing|vanish",
+            ),
+            unless=r"score of 0|(close|near) to (0|zero)|(almost|nearly|not exactly) (0|zero)|"
+            r"clip|is minus inf|is -inf|nan",
             against=r"exp\([-−](inf\w*|∞)\) (is|=) ?(1|one)|inf\w* (becomes|is|gives) (a )?(small|tiny)",
         ),
         Point(
@@ -594,8 +626,8 @@ POINTS = {
             "transpose changes strides, not memory",
             (
                 r"transpos|permut",
-                r"stride|\bview\b|metadata|no number|not (move|copy|touch|change)|n't (move|copy|touch|change)|"
-                r"layout|stays? where|in place|order of",
+                r"stride|\bview\b|metadata|no number|(not|n't)( \w+)? (move|copy|touch|change)|"
+                r"layout|stays? where|in place|order of|(not|n't|non-?)( \w+)?[ -]?contiguous",
             ),
             unless=r"moves the data|sorts|\bmoves data|copies",
             against=r"(transpose|it) (copies|moves|sorts) (the )?(data|numbers|memory)",
@@ -604,19 +636,21 @@ POINTS = {
             "view cannot join axes that are not adjacent",
             (
                 r"\bviews?\b|join|merge|flatten",
-                r"error|raise|throw|fail|cannot|can't|can not|need|requires?|compatible|refuse|adjacent|crash|"
-                r"only works",
+                r"error|raise|throw|fail|cannot|can't|can not|compatible|refuse|adjacent|crash|only works|"
+                r"(needs?|requires?|expects|must be)\b.*(contig|stride|memory|layout|order|block)|"
+                r"contiguous.*\b(before|safe|so that|then|for)\b.*view",
             ),
-            unless=r"silently|works on every|any tensor",
+            unless=r"silently|works on every|any tensor|speed|faster|slow",
             against=r"view copies|view works on (every|any)",
         ),
         Point(
             "contiguous (or reshape) copies",
             (
                 r"contiguous|reshape|it |clone",
-                r"cop(y|ies|ied)|rewrit|new (memory|tensor|storage)|rearrang|lays? out",
+                r"cop(y|ies|ied)|rewrit|(new|fresh) (\w+ of )?(memory|tensor|storage)|rearrang|lays? out|"
+                r"mak\w+ (it|the memory|memory|them|the tensor|x) contiguous",
             ),
-            unless=r"nothing|flag|no copy|GPU|without cop|(not|n't) copy|transpos\w* (copies|does)",
+            unless=r"nothing|flag|no-?op|no copy|GPU|without cop|(not|n't) copy|(transpos\w*|view) (copies|does)",
             against=r"contiguous(\(\))? (does not|doesn't|never) cop|"
             r"contiguous(\(\))? (only )?changes (only )?(the )?stride",
         ),
@@ -625,21 +659,25 @@ POINTS = {
         Point(
             "it mixes the heads",
             (
-                r"head",
+                r"head|everything|specialist",
                 r"\bmix|combin|interact|blend|across|between|together|exchang|\bfus(e|ing)|talk|communicat|merge|integrat",
             ),
-            unless=r"normaliz|probabilit|would (just|only|simply) be conc",
+            unless=r"normaliz|probabilit|would (just|only|simply) be conc|already|"
+            r"(keeps?|leaves?) (the )?heads \w*(separate|apart|unmixed)",
             against=r"(it|W_o|projection) splits the heads",
         ),
         Point(
             "without it each output number belongs to one head",
             (
                 r"head",
-                r"\b(one|single|own|only|alone|its|separate|independent|just)\b|side by side",
-                r"slice|number|feature|output|concat|dimension|part|channel|block|chunk|segment|come",
+                r"\b(one|single|own|only|alone|its|separate|independent|just|glued|stacked|unmixed)\b|"
+                r"side by side|next to|nothing else|(no|without) (interaction|mixing|communication)|"
+                r"(never|not|n't)( \w+)? (mix|interact|meet|talk)",
+                r"slice|number|feature|output|concat|dimension|part|channel|block|chunk|segment|come|result|vector",
             ),
-            unless=r"wrong shape|nothing would",
-            against=r"nothing (is|would be) lost|wrong shape|^\W*nothing\b(?! (else|but|mixes))|"
+            unless=r"wrong shape|nothing would|already|softmax",
+            against=r"nothing (is|would be) (lost|changed)|nothing (changes|would change)|"
+            r"wrong shape|^\W*nothing\b(?! (else|but|mixes))|"
             r"(W_?o|projection|it) (is|would be) (optional|redundant|unnecessary|not needed)",
         ),
     ),

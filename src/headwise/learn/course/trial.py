@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 import headwise
+from headwise.check import MISTAKES
+from headwise.check.explain import explained, shapes_met
+from headwise.check.sizes import CallSizes
+from headwise.check.trace import Trace
 from headwise.learn.course.exercise import DocumentedCall, MissingNameError, WrongPartError, returned
 
 INSTALLED = (str(Path(headwise.__file__).parent), str(Path(torch.__file__).parent), os.__file__[:-5], "<frozen")
@@ -26,6 +30,8 @@ QUESTIONS = {
     "return_types": "max and min give values and places; take .values",
     "'NoneType' object": "does a function end without a return?",
 }
+ALLOCATED = re.compile(r"tried to allocate (\d+) bytes")
+NAMED_ERRORS = (RuntimeError, TypeError, ValueError, AttributeError)
 Limit = Callable[[float], contextlib.AbstractContextManager[Any]]
 
 
@@ -75,10 +81,17 @@ class PartTrial:
     failure: ErrorPlace | None = None
     raised: bool = False
     selfless: bool = False  # a method has no self, so that none of its lines does what it should
+    error: str = ""  # Python's or torch's own words for it
 
     @classmethod
-    def of(cls, test: Callable[[], None], missing: Callable[[str], str]) -> "PartTrial":
-        """The trial of a test; `missing` says something of a name that the answer does not define."""
+    def of(cls, test: Callable[[], None], missing: Callable[[str], str], sizes: CallSizes | None = None) -> "PartTrial":
+        """The trial of a test.
+
+        Args:
+            test: what is tried.
+            missing: says something of a name that the answer does not define.
+            sizes: of the tensors that the test makes, to tell shapes with the names of their axes.
+        """
         try:
             test()
         except EndlessPartError:
@@ -96,21 +109,70 @@ class PartTrial:
                 line = method.__code__.co_firstlineno
                 words = f"{method.__name__} has no self: the first parameter of a method is self (line {line})"
                 return cls(words, raised=True, selfless=True)
-            words = f"{RAISES}{type(error).__name__}: {_explained(error)}{place(error)}"
-            return cls(words, failure_in(error), raised=True)
+            place_of = failure_in(error)
+            words = f"{RAISES}{type(error).__name__}: {_told(_again(test, error, place_of), place_of, sizes)}"
+            return cls(words, place_of, raised=True, error=str(error))
         return cls()
+
+
+class _Raised(NamedTuple):
+    error: Exception
+    trace: Trace | None
+
+
+def _again(test: Callable[[], None], error: Exception, failure: ErrorPlace | None) -> _Raised:
+    """The same error with a record of what was computed before it; without one if it does not come again."""
+    if failure is None:
+        return _Raised(error, None)
+    trace = Trace(failure.filename)
+    try:
+        with trace:
+            test()
+    except EndlessPartError:
+        raise
+    except Exception as other:  # whatever the learner's code raises
+        if (type(other), str(other), failure_in(other)) == (type(error), str(error), failure):
+            return _Raised(other, trace)
+    return _Raised(error, None)
+
+
+def _told(raised: _Raised, failure: ErrorPlace | None, sizes: CallSizes | None) -> str:
+    """An error with its cause, as the checker tells it, and its line."""
+    error, trace = raised
+    if failure is not None and sizes is not None and isinstance(error, NAMED_ERRORS):
+        found = explained(error, failure.filename, sizes, trace=trace)
+        if found is not None:
+            asked = _question(str(error))
+            return f"{found.title}: {found.detail}{asked and f'; {asked}'} (line {found.line})"
+    of_shapes = isinstance(error, RuntimeError) and not ALLOCATED.search(str(error))
+    met = "" if sizes is None or not of_shapes else _met(error, failure, sizes)
+    return f"{_explained(error)}{met}{place(error)}"
+
+
+def _met(error: Exception, failure: ErrorPlace | None, sizes: CallSizes) -> str:
+    words = "" if failure is None else shapes_met(error, failure.filename, sizes)
+    return words and f"; {words}"
 
 
 def _explained(error: Exception) -> str:
     """An error, with what it means where torch does not say it."""
     said = str(error).rstrip(".")
+    if "view size is not compatible" in said:
+        return f"{MISTAKES['contiguous'].title}. {MISTAKES['contiguous'].why.rstrip('.')}"
+    if (asked_for := ALLOCATED.search(said)) is not None:
+        return f"there is not enough memory for a tensor of {int(asked_for[1]):,} bytes"
     widths = WIDTHS.search(said)
     if widths is not None:
         return f"{said}: rows of {widths[1]} numbers meet a matrix that takes {widths[2]}"
     if (near := _meant(error)) is not None:
         return f"{said}; did you mean {near}?"
-    asked = next((question for words, question in QUESTIONS.items() if re.search(words, said)), "")
+    asked = _question(said)
     return f"{said}; {asked}" if asked else said
+
+
+def _question(said: str) -> str:
+    """What to look for where torch names a type only."""
+    return next((question for words, question in QUESTIONS.items() if re.search(words, said)), "")
 
 
 def _meant(error: Exception) -> str | None:

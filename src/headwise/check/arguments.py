@@ -11,6 +11,7 @@ from typing import Any
 from headwise.check.configuration import StandInConfig, choices, configuration_class, own_configuration, uses_of
 from headwise.check.sizes import OTHER_SIZES, SMALL, CallSizes, batch_for, value_for
 from headwise.check.vocabulary import (
+    MEMORY_WIDTH,
     WEIGHTS_IN,
     call_role,
     constructor_role,
@@ -303,6 +304,8 @@ def _value(p: inspect.Parameter, sizes: CallSizes) -> Any:
     if has_usual_value(p.name):
         usual = sizes.context if usual_value(p.name) is None and _is_whole(p) else usual_value(p.name)
         return usual if p.default is p.empty else _UNKNOWN
+    if p.default is None and MEMORY_WIDTH.fullmatch(word):
+        return sizes.E  # so that a memory is read
     if role is not None and role != "bias":
         optional = p.default is None and role not in ("heads", "batch", "dropout")
         return _UNKNOWN if optional or isinstance(p.default, bool | tuple) else value_for(role, sizes)

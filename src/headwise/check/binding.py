@@ -56,6 +56,7 @@ class Failure:
     deliberate: bool = False  # a `raise` of the learner's or of a library
     made_layer: bool = False  # it failed while making a layer
     explained: Finding | None = None  # its cause, where it has a name
+    layout: str = PLAIN
     confused: bool = False  # a layer that takes the width of a head was given the whole input
 
     def __post_init__(self) -> None:

@@ -239,7 +239,7 @@ _ROWS = (
     M("mask-leaks", "wrong", "masked keys keep some weight",
       "A score of 0 or of a small number is not hidden: a score of 0 counts as exp(0) = 1 in the softmax.",
       "Fill hidden scores with minus infinity, not with a number near zero.",
-      explains=("form-mask",)),
+      explains=("form-mask", "causal-ignored")),
     M("mask-crashes", "wrong", "passing a mask raises an error",
       "The code for masks was never run.", "Call the layer once with a mask of the shape you intend.",
       explains=("form-mask",)),

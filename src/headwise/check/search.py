@@ -285,7 +285,8 @@ class Search:
             bare=not form.fixed and form.layout == PLAIN and built.certain,
             projected=projected,
             confused=built.certain and form.layout == PLAIN and _takes_head_width(error, sizes),
-            attended=form.layout == PLAIN and any(shape == (sizes.T, sizes.T) for shape in tables),
+            attended=any(shape == (sizes.T, sizes.T) for shape in tables),
+            layout=form.layout,
         )
 
     def _repairing(self, work: Callable[[], Any], sizes: CallSizes, repaired: Repaired, thing: Any = None) -> Any:

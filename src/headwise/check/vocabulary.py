@@ -171,6 +171,9 @@ VALUES: tuple[tuple[str, Any], ...] = (
     (r"startpos", 0),
     (r"(d|dim|q|kv|k|v)*(lora|latent|low|bottleneck)*rank", 12),
 )
+MEMORY_WIDTH = re.compile(
+    r"(context|cross|memory|kv|cond|encoder|enc)(dim|size|width|attentiondim)|d(context|cross|memory)"
+)
 WEIGHTS_IN = Meaning(
     "weights",
     "wq wk wv wo wquery wkey wvalue wout qproj kproj vproj oproj outproj qprojweight kprojweight vprojweight "

@@ -300,7 +300,7 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
         findings += _repaired(bound.repaired, case)
         if bound.returned is None:
             findings.append(Finding("no-return", "", case.return_line()))
-        elif (turned := _uncalled(bound) or _joined_along_tokens(bound) or _turned_output(bound)) is not None:
+        elif (turned := _misshaped(bound)) is not None:
             findings.append(turned)
         else:
             report.doubts.append("what it returns does not have the shape (batch, tokens, width)")
@@ -311,6 +311,24 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
         report.verdict = "wrong" if any(f.severity == "wrong" for f in findings) else "unknown"
     report.findings = settled(findings)
     return report
+
+
+def _misshaped(bound: Bound) -> Finding | None:
+    """Why what it returns is not an output."""
+    return _uncalled(bound) or _joined_along_tokens(bound) or _heads_in_batch(bound) or _turned_output(bound)
+
+
+def _heads_in_batch(bound: Bound) -> Finding | None:
+    """An output in which every head is still a sample of its own."""
+    (B, T), H = bound.inputs.query.shape[:2], bound.sizes.H
+    out = next(iter(leaves(bound.returned)), None)
+    if bound.form.layout != PLAIN or out is None or out.dim() != 3 or out.shape[:2] != (B * H, T):
+        return None
+    start = max((n.index for n in bound.trace.softmax_nodes()), default=0)
+    views = [n for n in bound.trace.nodes[start:] if n.op in VIEWS and n.line is not None]
+    split = [n.line for n in views if n.value.dim() == 4 and n.value.shape[0] == B * H]
+    words = f"the output has {B * H} samples for {B}: heads that were folded into the batch stay there"
+    return Finding("output-shape", words, split[0] if split else bound.case.return_line())
 
 
 def _uncalled(bound: Bound) -> Finding | None:
@@ -513,10 +531,18 @@ def _with_certain_cause(calls: list[Failure]) -> Failure | None:
 
 def _after_attention(calls: list[Failure]) -> Failure | None:
     """An error after the softmax: the input was right up to there. All calls that get this far must fail alike."""
-    late = [f for f in calls if f.attended and not f.guessed]
+    late = [f for f in calls if f.attended and not f.guessed and f.layout in (PLAIN, *_demanded(calls))]
     if not late or len({_end(f) for f in late}) > 1:
         return None
     return None if _may_be_ours(late[0]) else late[0]
+
+
+def _demanded(calls: list[Failure]) -> tuple[str, ...]:
+    """Layouts of an input with as many axes as the code takes apart: four, of images, or five."""
+    words = {str(f.error) for f in calls if f.layout == PLAIN and f.natural}
+    if any("expected 4, got 3" in text for text in words):
+        return ("image", "image, channels last")
+    return ("volume",) if any("expected 5, got 3" in text for text in words) else ()
 
 
 def _whatever_we_pass(calls: list[Failure]) -> Failure | None:

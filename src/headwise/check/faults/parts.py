@@ -29,8 +29,10 @@ def odd_line(whole: Trace, part: Trace, tokens: range, total: int, chunks: int =
         later = nodes if ran_once else nodes[len(nodes) // chunks :][: len(nodes) // chunks]
         same_steps = [n.op for n in first] == [n.op for n in later]
         alike = zip(first, later, strict=True) if same_steps else zip(first[-1:], later[-1:], strict=False)
-        if not all(_is_part(after.value, before.value, tokens, total) for before, after in alike):
-            return line
+        odd = [after for before, after in alike if not _is_part(after.value, before.value, tokens, total)]
+        if odd:
+            helped = len({node.outer for node in nodes}) > 1  # a helper that several lines call
+            return odd[0].outer if helped else line
     return None
 
 

@@ -100,7 +100,10 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
             yield Note("untried", "the term that is added to the scores")
     if scores.cap:
         yield Note("variant", f"scores are capped at ±{scores.cap:.4g} by a tanh")
-    if scores.bias is not None:
+    if scores.bias is not None and (step := _triangle_step(scores.bias)) is not None:
+        words = f"{step:+.4g} is added to the scores of later tokens, which hides nothing"
+        yield Finding("mask-leaks", words, core.bias_line())
+    elif scores.bias is not None:
         yield Note("variant", "a bias by position is added to the scores")
         if _grows_with_distance(scores.bias, scores.visible[0]):
             words = "the bias grows with the distance, so that far tokens get more weight"
@@ -115,6 +118,18 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         elif (viewed := _viewed_bias(scores, core)) is not None:
             words = "its table is (queries, keys, heads), and it is added as (heads, queries, keys) in the same order"
             yield Finding("bias-view", words, viewed.line)
+
+
+def _triangle_step(bias: Tensor) -> float | None:
+    """What is added for later tokens, where a bias (H, T, S) has one number for them and one for all others."""
+    T, S = bias.shape[1:]
+    later = torch.ones(T, S, dtype=torch.bool).triu(S - T + 1)
+    if T < 3 or not bool(torch.isfinite(bias).all()):
+        return None
+    plain = bias - bias[:, :, :1]  # a number for every row changes nothing
+    steps = plain[:, later]
+    even = same(steps, steps[:, :1].expand_as(steps), 1e-9) and bool((plain[:, ~later].abs() < 1e-9).all())
+    return float(steps[0, 0]) if even and float(steps[0, 0].abs()) > 1e-9 else None
 
 
 def _alibi_slopes(H: int) -> Tensor:

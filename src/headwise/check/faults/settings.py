@@ -39,6 +39,7 @@ SHARED = re.compile(r"shar|tie|same|common|single", re.IGNORECASE)
 BACKWARD = re.compile(r"rever|back|anti|future|right", re.IGNORECASE)
 WINDOW = re.compile(r"window|lookback|radius|span")
 ALMOST = 0.8  # likeness of a misspelled word
+CUT_BEFORE = re.compile(r"^(Shifted)?Window(ed)?(Multi|Self|Att|MSA|MHA)", re.IGNORECASE)  # as in Swin
 NARROW = 2  # tokens in a window
 GUESSES = {"int": (2,), "float": (0.7,), "bool": (True,)}  # for an argument that is None by default
 
@@ -126,6 +127,9 @@ def windows(bound: Bound, reading: AttentionReading | None) -> Found:
         with contextlib.suppress(Exception):  # it is refused, or another argument must fit
             narrow, wide = (_of_window(bound, p.name, size) for size in (NARROW, bound.sizes.context))
             if narrow is not None and wide is not None and same(narrow, wide):
+                if CUT_BEFORE.search(bound.case.name) and bound.case.never_reads_attribute(p.name):
+                    yield Note("untried", f"{p.name}, which is never read: the caller may cut the windows")
+                    return
                 words = f"{bound.sizes.context} tokens get the same result with {p.name}={NARROW} and without a limit"
                 line = bound.case.line_of_attribute(p.name) or bound.case.line_with("def __init__")
                 masked = reading.core.pattern_line(inverted=False) or reading.core.mask_line()

@@ -22,14 +22,12 @@ from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.proof import TOLERANCE, expected_output, prediction_error
 from headwise.check.reading import AttentionReading, Projection, read
 from headwise.check.trace import Core, error_line, find_attention, is_deliberate
+from headwise.check.vocabulary import MEMORY_WIDTH
 
 GROUPED = re.compile(r"group|gqa", re.IGNORECASE)
 GROUPS = 2  # key/value heads for six query heads
 LONG = 257  # tokens, more than the chunks that people choose
 HEAD_WIDTH = re.compile(r"dimhead|dhead|headdim|headsize|headwidth|^d_?k$|^keydim$|^qkdim$")
-MEMORY_WIDTH = re.compile(
-    r"(context|cross|memory|kv|cond|encoder|enc)(dim|size|width|attentiondim)|d(context|cross|memory)"
-)
 MORE = 3  # numbers in a width that is changed alone
 OUTPUT_WIDTH = 12  # more than the input width, in the settings in which they differ
 

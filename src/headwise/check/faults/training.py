@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs
 from headwise.check.faults.mask_meaning import measured
@@ -126,6 +127,9 @@ def _other_rates(bound: Bound, reading: AttentionReading | None, names: list[str
             fixed = bound.case.line_with(r"Dropout\d?d?\(\s*(p\s*=\s*)?[\d.]")
             yield Finding("dropout-rate", words, fixed or drawn[-1][1].line)
             return
+    if given and drawn and (left := _left_at_default(bound, acting - set(given.values()))) is not None:
+        yield left
+        return
     table = () if reading is None else reading.core.weights.shape[-2:]
     at = {name: [n for rate, n in drawn if near(rate, given[name])] for name in given}
     for name, nodes in at.items():
@@ -136,6 +140,19 @@ def _other_rates(bound: Bound, reading: AttentionReading | None, names: list[str
             made = bound.case.line_with(rf"Dropout\([^)]*\b{others[0]}\b")
             yield Finding("dropout-rate", words, made or at[others[0]][0].line)
             return
+
+
+def _left_at_default(bound: Bound, rates: set[float]) -> Finding | None:
+    """A part of the object that takes a rate, is given none, and drops at its default."""
+    children = bound.thing.named_children() if isinstance(bound.thing, nn.Module) else ()
+    for name, part in children:
+        own = type(part).__name__ in bound.case.namespace and not type(part).__module__.startswith("torch.")
+        taken = [p for p in parameters_of(type(part)) if constructor_role(p.name) == "dropout"] if own else []
+        for p in taken:
+            if isinstance(p.default, float) and p.default > 0 and any(near(p.default, rate) for rate in rates):
+                words = f"{type(part).__name__} is not given a rate and always drops with its default, {p.default:.4g}"
+                return Finding("dropout-rate", words, bound.case.line_of_attribute(name))
+    return None
 
 
 def _drawn(bound: Bound, given: dict[str, float]) -> list[tuple[float, Node]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headwise.check.configuration import StandInConfig, choices, configuration_class, own_configuration, uses_of
+from headwise.check.ready_made import Part, StandIn, ready_made, with_parts
 from headwise.check.sizes import OTHER_SIZES, SMALL, CallSizes, batch_for, value_for
 from headwise.check.vocabulary import (
     MEMORY_WIDTH,
@@ -99,6 +100,8 @@ class Built:
 
 def _resized(name: str, value: Any, old: CallSizes, new: CallSizes) -> Any:
     """An argument's value at other sizes: by the meaning of its name, or else by the size that it equals."""
+    if isinstance(value, Part):
+        return value.at(new)
     if type(value) is not int:
         return value
     role = constructor_role(name)
@@ -161,7 +164,7 @@ def attempts(cls: type, namespace: Mapping[str, Any], sizes: CallSizes) -> Itera
     parameters = constructor_parameters(cls)
     if _takes_config(parameters):
         yield from _with_config(cls, parameters, namespace, sizes)
-    yield from _with_names(cls, parameters, sizes)
+    yield from _with_names(cls, parameters, sizes, namespace)
 
 
 def _takes_config(parameters: list[inspect.Parameter]) -> bool:
@@ -226,11 +229,17 @@ def _configured(
     return replace(_built(cls, arguments), text=f"{cls.__name__}(config)", config=config, guessed=0)
 
 
-def _with_names(cls: type, parameters: list[inspect.Parameter], sizes: CallSizes) -> Iterator[Built]:
+def _with_names(
+    cls: type, parameters: list[inspect.Parameter], sizes: CallSizes, namespace: Mapping[str, Any]
+) -> Iterator[Built]:
     roles = {p.name: constructor_role(p.name) for p in parameters}
     widths = {name for name, role in roles.items() if role in WIDTHS}
     known = {p.name: value for p in parameters if (value := _value(p, sizes)) is not _UNKNOWN}
     unknown = [p.name for p in parameters if p.default is p.empty and p.name not in known]
+    needed = [p.name for p in parameters if p.default is p.empty and known.get(p.name) is None]
+    parts = _parts(cls, needed, sizes, namespace) if needed else {}
+    known, unknown = known | parts, [name for name in unknown if name not in parts]
+    certain = not unknown and not any(isinstance(part, StandIn) for part in parts.values())
     optional = [name for name in roles if name in widths and name not in known and name not in unknown]
     if not widths & set(known) and optional:
         preferred = next((name for name in optional if "model" in name or "embed" in name), optional[0])
@@ -243,7 +252,7 @@ def _with_names(cls: type, parameters: list[inspect.Parameter], sizes: CallSizes
     guesses = (dict(zip(unknown, values, strict=True)) for values in _guesses(unknown, roles, sizes))
     filled = [known | guess for guess in guesses if all(type(v) is int for n, v in guess.items() if n in whole)]
     for arguments in filled:
-        made = _built(cls, arguments, natural=not unknown and meant)
+        made = _built(cls, arguments, natural=certain and meant)
         yield replace(made, guessed=len(unknown) + (not meant))
     if not meant and not unknown:
         yield _built(cls, known | several, natural=False)
@@ -257,6 +266,20 @@ def _with_names(cls: type, parameters: list[inspect.Parameter], sizes: CallSizes
         count = type(p.default) is int and 1 < p.default <= 64
         if not unknown and p.name not in known and (p.default is True or count):
             yield _built(cls, known | {p.name: 1 if count else False}, natural=False)
+
+
+def _parts(cls: type, names: list[str], sizes: CallSizes, namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments among these that are parts, ready-made."""
+    try:
+        parts = ready_made(cls, names, source_tree(cls), namespace, lambda own: Part(own, _first_made, sizes))
+        with_parts(parts)
+    except Exception:  # a part that cannot be made
+        return {}
+    return parts
+
+
+def _first_made(part: type, sizes: CallSizes) -> Any:
+    return next(attempts(part, {}, sizes)).make()
 
 
 def like_example(cls: type, given: Mapping[str, Any], sizes: CallSizes) -> Built | None:
@@ -284,12 +307,17 @@ def _built(cls: type, arguments: dict[str, Any], natural: bool = True) -> Built:
 
 def _construct(cls: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The object that these arguments make, passed by position where the constructor wants that."""
+    arguments = with_parts(arguments)
     positional = [p.name for p in parameters_of(cls) if p.kind is p.POSITIONAL_ONLY]
     first = [arguments[name] for name in positional if name in arguments]
     return cls(*first, **{name: value for name, value in arguments.items() if name not in positional})
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, Part):
+        return f"{value.made_of.__name__}(…)"
+    if isinstance(value, StandIn):
+        return "<a part that changes nothing>"
     return repr(value) if isinstance(value, int | float | bool | str | None) else f"<{type(value).__name__}>"
 
 

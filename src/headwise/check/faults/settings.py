@@ -26,6 +26,7 @@ from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.objects import entry_code, tensors
 from headwise.check.reading import AttentionReading, read
+from headwise.check.ready_made import StandIn
 from headwise.check.trace import error_line, is_deliberate
 from headwise.check.vocabulary import plain
 
@@ -115,6 +116,13 @@ def _without_effect(bound: Bound, name: str) -> Finding | Note | None:
     if line is None:
         return Note("untried", f"{name}, which is never read")
     return Finding("option-ignored", f"{name} is never read: self.{name} is the same for all its values", line)
+
+
+def stand_ins(bound: Bound, reading: AttentionReading | None) -> Iterator[Note]:
+    """Parts that the caller hands over, which this file does not have."""
+    for name, part in bound.built.arguments.items():
+        if isinstance(part, StandIn):
+            yield Note("untried", f"what the part {name} does: it was given one that changes nothing")
 
 
 def windows(bound: Bound, reading: AttentionReading | None) -> Found:

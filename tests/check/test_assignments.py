@@ -197,8 +197,8 @@ def test_dropout_that_never_stops_is_not_taken_for_a_mask_that_does_not_work(tmp
 
 
 def test_an_output_projection_whose_result_is_not_assigned_is_named_at_its_line(tmp_path):
-    last = "return self.W_o(self.combine_heads(weights @ v))"
-    lost = "out = self.combine_heads(weights @ v)\n        self.W_o(out)\n        return out"
+    last = "return self.W_o(self.combine_heads(weights @ value))"
+    lost = "out = self.combine_heads(weights @ value)\n        self.W_o(out)\n        return out"
     first = judged(tmp_path, changed(find_form("interview").solution(), (last, lost))).wrong[0]
     assert (first.name, first.text.strip()) == ("no-out-proj", "self.W_o(out)")
     assert "the result of self.W_o(out) is not assigned" in first.detail
@@ -258,7 +258,7 @@ def test_a_class_that_cannot_be_called_otherwise_is_judged_by_the_example_of_the
     source = changed(
         find_form("interview").solution(),
         ("forward(self, Q, K, V, mask=None)", "forward(self, Q, K, V, secret, mask=None)"),
-        ("q = self", "Q = Q + secret['a word that nobody guesses']\n        q = self"),
+        ("query = self", "Q = Q + secret['a word that nobody guesses']\n        query = self"),
     )
     assert judged(tmp_path, source).verdict == "unknown"
     report = judged(tmp_path, source, form="interview")

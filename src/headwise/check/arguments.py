@@ -3,6 +3,7 @@
 import ast
 import inspect
 import itertools
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ GUESSES = 61  # of all unknown arguments together
 WIDTHS = ("width", "out_width")
 HEAD_WIDTHS = ("head_width", "value_width")
 MANY = 9  # how many guesses a second reading of the names counts for
+WINDOW = re.compile(r"window|patch|area|grid|resolution|^(height|size|hw|shape)$")
 SCALING = {"scale", "scaled", "usescale", "scaling", "isscale", "doscale", "applyscale"}
 
 
@@ -95,13 +97,16 @@ class Built:
         """Arguments that had to equal the length of the input, because a stored mask or table is not sliced."""
         if self.config is not None and self.config._sizes.context == T:
             return ["the context length"]
-        return [k for k, v in self.arguments.items() if constructor_role(k) == "context" and v == T]
+        fits = (T, area(T))
+        return [k for k, v in self.arguments.items() if constructor_role(k) == "context" and v in fits]
 
 
 def _resized(name: str, value: Any, old: CallSizes, new: CallSizes) -> Any:
     """An argument's value at other sizes: by the meaning of its name, or else by the size that it equals."""
     if isinstance(value, Part):
         return value.at(new)
+    if type(value) is tuple and value == area(old.T):
+        return area(new.T)
     if type(value) is not int:
         return value
     role = constructor_role(name)
@@ -238,6 +243,7 @@ def _with_names(
     unknown = [p.name for p in parameters if p.default is p.empty and p.name not in known]
     needed = [p.name for p in parameters if p.default is p.empty and known.get(p.name) is None]
     parts = _parts(cls, needed, sizes, namespace) if needed else {}
+    parts |= {p.name: area(sizes.T) for p in parameters if p.default is p.empty and p.name in _areas(cls)}
     known, unknown = known | parts, [name for name in unknown if name not in parts]
     certain = not unknown and not any(isinstance(part, StandIn) for part in parts.values())
     optional = [name for name in roles if name in widths and name not in known and name not in unknown]
@@ -280,6 +286,19 @@ def _parts(cls: type, names: list[str], sizes: CallSizes, namespace: Mapping[str
 
 def _first_made(part: type, sizes: CallSizes) -> Any:
     return next(attempts(part, {}, sizes)).make()
+
+
+def area(T: int) -> tuple[int, int]:
+    """Height and width of an image with as many places as there are tokens."""
+    return (2, T // 2) if T % 2 == 0 else (T, 1)
+
+
+def _areas(cls: type) -> set[str]:
+    """Arguments of the constructor that it takes apart as height and width."""
+    nodes = [*ast.walk(source_tree(cls))]
+    taken = [n.value for n in nodes if isinstance(n, ast.Subscript) and getattr(n.slice, "value", None) in (0, 1)]
+    taken += [n.value for n in nodes if isinstance(n, ast.Assign) and len(getattr(n.targets[0], "elts", ())) == 2]
+    return {name for value in taken if WINDOW.search(plain(name := ast.unparse(value).removeprefix("self.")))}
 
 
 def like_example(cls: type, given: Mapping[str, Any], sizes: CallSizes) -> Built | None:
@@ -334,6 +353,8 @@ def _value(p: inspect.Parameter, sizes: CallSizes) -> Any:
         return usual if p.default is p.empty else _UNKNOWN
     if p.default is None and MEMORY_WIDTH.fullmatch(word):
         return sizes.E  # so that a memory is read
+    if type(p.default) is int and p.default < 2 and role in (*WIDTHS, *HEAD_WIDTHS):
+        return _UNKNOWN  # the number of an axis
     if role is not None and role != "bias":
         optional = p.default is None and role not in ("heads", "batch", "dropout")
         return _UNKNOWN if optional or isinstance(p.default, bool | tuple) else value_for(role, sizes)

@@ -27,6 +27,8 @@ class StandIn:
         if self.makes_layers:
             return nn.Identity()
         first = (*given, *named.values())
+        if len(first) < self.count:
+            raise AttributeError(f"a stand-in for a part of the caller's takes at least {self.count}, not {len(first)}")
         return first[0] if self.count == 1 else first[: self.count]
 
     def __getattr__(self, name: str) -> "StandIn":

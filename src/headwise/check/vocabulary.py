@@ -107,6 +107,7 @@ SETTINGS = (
     Meaning("bias", "", r"bias"),
     Meaning("kv_heads", "", r"kvhead|keyvaluehead"),
     Meaning("head_width", "", r"head\w*(dim|size|width)|(dim|size|width)\w*head"),
+    Meaning("heads", "tou toushu"),
     Meaning("heads", "", r"num\w*head|^n\w*heads?$|n\w?heads?$|heads$|cabez|cabec|kopf|koepf|tetes|^teste$|headnum"),
     Meaning("context", "", r"(max|context|seq|block|ctx|position)\w*(len|size|window|embeddings)"),
     Meaning("width", "", r"emb(d|ed|$)|hid(d?e?n|$)|dmodel|modeldim|channels", r"vocab|num|layers|act|fn|eps|pos"),
@@ -115,20 +116,27 @@ SETTINGS = (
 )  # fmt: skip
 
 ARGUMENTS = (
-    Meaning("query", "q xq tgt qx inputq qinput target qin qs hq consulta anfrage abfrage requete"),
-    Meaning("key", "k xk kx inputk kinput kin ks hk clave chave schlussel schluessel cle chiave"),
-    Meaning("value", "v xv vx inputv vinput vs vin hv wert werte"),
+    Meaning(
+        "query",
+        "q xq tgt qx inputq qinput target qin qs hq consulta anfrage abfrage requete "
+        "pergunta domanda zapytanie sorgu vraag chaxun",
+    ),
+    Meaning(
+        "key", "k xk kx inputk kinput kin ks hk clave chave schlussel schluessel cle chiave klucz anahtar sleutel jian"
+    ),
+    Meaning("value", "v xv vx inputv vinput vs vin hv wert werte wartosc deger waarde zhi"),
     Meaning(
         "memory",
         "c context encout y kv cond cross crossx mem xkv kvinput enc keyvalue keyvalues keyvaluestates contexts "
-        "encoutput xcontext encoutputs keyvalueinput xenc encx enctensor keyvaluesource x2 xother",
+        "encoutput xcontext encoutputs keyvalueinput xenc encx enctensor keyvaluesource x2 xother "
+        "laiyuan quelle fuente speicher kontext contexto contexte memoire memoria",
     ),
     Meaning("self", "", r"qkv"),
     Meaning("head_mask", "", r"heads?mask"),
     Meaning(
         "mask",
         "lengths seqlens bias attnbias attentionbias keypadding srclens klens",
-        r"mas[kc]|masque|valid|pad(s|ding)?$|(key|kv|token|tok)s?(ok|keep|allowed|visible|present)$|^(keep|visible|allowed|present)$",
+        r"mas[kc]|masque|yanma|valid|pad(s|ding)?$|(key|kv|token|tok)s?(ok|keep|allowed|visible|present)$|^(keep|visible|allowed|present)$",
     ),
     Meaning(
         "self",
@@ -194,6 +202,13 @@ def call_role(name: str) -> str | None:
     """What an argument of `forward` means; None where its name does not say."""
     word = plain(name)
     return next((m.role for m in ARGUMENTS if word in m.known or m.fits(word)), None)
+
+
+@functools.cache
+def stream(word: str) -> str | None:
+    """Whether this whole word, of three letters or more, means query, key or value, in any language."""
+    known = (m for m in ARGUMENTS if m.role in ("query", "key", "value") and word in m.known)
+    return next((m.role for m in known), None) if len(word) > 2 else None
 
 
 @functools.cache

@@ -324,6 +324,12 @@ class Case:
         given = [[ast.unparse(a) for a in [*n.args, *(k.value for k in n.keywords)]] for n in calls]
         return any(len(set(values)) < len(values) for values in given)
 
+    def takes_apart(self, name: str) -> bool:
+        """Whether the code reads the argument as a pair: `name[0]` and `name[1]`."""
+        parts = (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Subscript))
+        read = {getattr(n.slice, "value", None) for n in parts if getattr(n.value, "id", None) == name}
+        return {0, 1} <= read
+
     def exchanged_call(self) -> tuple[int, str, str] | None:
         """A call that passes query, key and value, by their names, in another order than the function takes them.
 

@@ -166,6 +166,18 @@ def states_left_padding(case: Case) -> int | None:
     return next((n for n, text in told if not re.search(r"\b(not|never|no|instead|unlike)\b|n't\b", text, re.I)), None)
 
 
+def states_no_nan(case: Case) -> int | None:
+    """The line that says that a row without a visible key gives no NaN; None where none does."""
+    said = r"\b(no|not|never|without|instead of|rather than|avoids?|free of)\b[^.;]{0,12}\bnans?\b"
+    about = r"\b(rows?|quer(y|ies)|masked|empty|hidden|visible|pad\w*)\b"
+    lines = case.source.splitlines()
+    for n, text in _statements(case):
+        around = " ".join(lines[max(0, n - 3) : n]) if n else text
+        if re.search(said, text, re.IGNORECASE) and re.search(about, around, re.IGNORECASE):
+            return n
+    return None
+
+
 def states_one_token(case: Case) -> int | None:
     """The line that says that a call takes one token at a time; None where none does."""
     said = rf"\b(?:one|single) token\b|token by token|[(\[]\s*{BATCH}\s*,\s*1\s*,"
@@ -176,6 +188,20 @@ def states_pieces(case: Case) -> int | None:
     """The line that says that a text may be given piece by piece; None where none does."""
     said = r"\b(?:several|many|more than one) (?:pieces|chunks|parts|tokens|calls)\b|\bchunk(?:ed|s|wise)\b|\bprefill"
     return next((line for line, text in _statements(case) if re.search(said, text, re.IGNORECASE)), None)
+
+
+def states_channels(case: Case) -> int | None:
+    """The line that says that attention runs between channels, in words or by the class's name; None without one."""
+    said = "|".join(
+        (
+            r"\bcross[- ]?covariance\b",
+            r"\b(between|across|over|along)( the)? channels\b",
+            r"\btransposed (self[- ])?attention\b",
+            r"\bchannel([- ]?wise)?[- ](self[- ])?attention\b",
+        )
+    )
+    told = next((n for n, text in _statements(case) if re.search(said, text, re.IGNORECASE)), None)
+    return told or case.line_with(r"class (XC[Ai]\b|\w*(Channel|CrossCovariance|Transposed)\w*Att)")
 
 
 def states_slopes(case: Case) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from headwise.check.code.flexible import flex_attention_written_out
 from headwise.check.code.project import MODULE, LearnerModule, Project, is_project_module
 from headwise.check.code.source import SourceText, imported, read_source
 from headwise.check.code.stubs import HELPERS, Stub, StubFinder, StubModule
@@ -262,7 +263,7 @@ def load(path: Path, name: str | None = None) -> Loaded:
     loaded.namespace = module.__dict__
     loaded.namespace.update(__file__=str(path), __builtins__=builtins, __package__=project.package)
     loaded.finder = StubFinder(_packages(tree))
-    with _imports_of(project, module, loaded.finder), _no_compilation():
+    with _imports_of(project, module, loaded.finder), _no_compilation(), flex_attention_written_out(loaded.source):
         loaded.run(tree)
     return loaded
 

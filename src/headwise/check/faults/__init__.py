@@ -12,6 +12,7 @@ from headwise.check.binding import Bound
 from headwise.check.faults import (
     behavior,
     branches,
+    callers,
     causal,
     chunks,
     crashes,
@@ -103,6 +104,7 @@ IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
     portability.other_device,
     branches.hidden_branches,
     branches.every_branch,
+    callers.callers,
 )
 ONLY_IF_RIGHT: tuple[Fault, ...] = (
     portability.beyond_buffer,

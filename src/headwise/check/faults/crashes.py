@@ -13,7 +13,6 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from headwise import textbook
 from headwise.check.binding import Bound, Failure
 from headwise.check.calls import PLAIN, leaves
 from headwise.check.code.case import Case
@@ -35,7 +34,8 @@ OUR_CALLS = {"forward", "__init__", "__call__"}
 SEVERAL = 4  # guesses, of numbers and of None
 # Perhaps we passed something of another kind.
 OURS = (
-    "values to unpack", "config has no", "NoneType", "Stub", "is not callable", "'dict' object", "PerLayer", "StandIn",
+    "values to unpack", "config has no", "NoneType", "Stub", "is not callable", "'dict' object", "PerLayer", "stand-in",
+    "non-iterable", "not subscriptable", "scalar types", "no rule registered",
 )  # fmt: skip
 
 
@@ -194,9 +194,10 @@ def _of_itself(case: Case) -> Iterator[Finding]:
     if path is None or (path.parent / "__init__.py").exists():
         return
     tree = ast.parse(case.source)
-    defined = {n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+    defined = {n.name: n.lineno for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
     for node in tree.body:
-        names = {a.name for a in node.names} & defined if isinstance(node, ast.ImportFrom) else set()
+        later = {name for name, line in defined.items() if line > node.lineno}  # the others are there by then
+        names = {a.name for a in node.names} & later if isinstance(node, ast.ImportFrom) else set()
         if isinstance(node, ast.ImportFrom) and names and (node.level, node.module) == (0, path.stem):
             yield Finding("imports-itself", ", ".join(sorted(names)), node.lineno)
 
@@ -418,6 +419,8 @@ def _stand_in_doubts(case: Case) -> list[str]:
 
 def _ours_instead(names: list[str]) -> str:
     """The import that replaces one of a textbook's files; empty where we do not have all of it."""
+    from headwise import textbook  # with the layer, which most files do without
+
     known = all(name in textbook.__all__ for name in names)
     return f"; this line replaces the import: from headwise.textbook import {', '.join(names)}" if known else ""
 

@@ -5,12 +5,14 @@ import copy
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, leaves
 from headwise.check.environment import forget, mutable_defaults, restored_defaults
@@ -33,6 +35,7 @@ from headwise.check.vocabulary import plain
 
 FEW = 2  # samples
 STEP = re.compile(r"^(step|decode(step|one|token)?|forwardstep|onestep|nexttoken|infer(step)?|stepforward)$")
+CACHED = re.compile(r"cache|decod|increment")
 RESET = re.compile(r"^(reset|clear|empty|init)\w*(cache|state|memory)?$")
 
 
@@ -141,9 +144,14 @@ def stepwise(bound: Bound, reading: AttentionReading | None) -> Found:
 
 def pieces(bound: Bound, reading: AttentionReading | None) -> Found:
     """An object that remembers earlier calls until it is reset must give for pieces what it gives for the whole."""
-    thing, whole = copy.deepcopy(bound.thing), bound.output
+    form, whole = bound.form, bound.output
+    switched = [p.name for p in parameters_of(bound.case.target) if _is_cache_switch(p)]
+    thing = bound.rebuilt(**dict.fromkeys(switched, True)) if switched else copy.deepcopy(bound.thing)
+    if switched and isinstance(bound.thing, nn.Module):
+        thing.load_state_dict(bound.thing.state_dict(), strict=False)
     if whole is None or bound.sizes.T < 4 or not forget(thing):
         return
+    form = replace(form, fixed=form.fixed | {p.name: True for p in signature(thing) if _is_cache_switch(p)})
     T, outputs, trace = bound.sizes.T, [], Trace(bound.case.filename)
     cuts = (slice(0, T - 2), slice(T - 2, T - 1), slice(T - 1, T))  # the second piece shows what the first one left
     for part in cuts:
@@ -151,7 +159,7 @@ def pieces(bound: Bound, reading: AttentionReading | None) -> Found:
         inputs = Inputs(*(x[:, part] for x in bound.inputs))
         try:
             with bound.running(), torch.no_grad(), trace:
-                outputs.append(bound.form.result(bound.form.unguarded(thing, inputs.copied()), inputs))
+                outputs.append(form.result(form.unguarded(thing, inputs.copied()), inputs))
         except Exception as error:
             words = f"in pieces, without a reset in between: {type(error).__name__}: {error}".splitlines()[0][:200]
             yield Finding("cache-differs", words, error_line(error, bound.case.filename))
@@ -165,6 +173,11 @@ def pieces(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     words = f"tokens given piece by piece get another result than together, from token {wrong[0].start} on"
     yield Finding("cache-differs", words, bound.case.line_of_state())
+
+
+def _is_cache_switch(p: inspect.Parameter) -> bool:
+    """Whether an argument of a constructor or call switches a cache on."""
+    return p.default is False and CACHED.search(plain(p.name)) is not None
 
 
 def _stepped(bound: Bound, name: str) -> Found:

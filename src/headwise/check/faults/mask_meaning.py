@@ -304,9 +304,11 @@ class MaskTrial:
         tried.modified = not torch.equal(mask, tried.mask)
         core = self.same_arrangement(other)
         before, after = self.bound.output, other.output
+        if before is None or after is None or before.shape != after.shape:
+            tried.meaning = "misfit"
+            return tried
         if core is None or core.weights.shape != self.reading.core.weights.shape or self._has_more_axes(core):
-            fits = before is not None and after is not None and before.shape == after.shape
-            tried.meaning = "other" if fits else "misfit"
+            tried.meaning = "other"
             return tried
         tried.seen = _finite(core.weights) > 1e-30
         tried.meaning = self._meaning(core, meant, tried.mask)

@@ -13,7 +13,7 @@ from headwise.check.arguments import plain
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, make_inputs
 from headwise.check.code.example import example_shape
-from headwise.check.code.intent import stated_meaning, stated_shapes, states_boolean, states_left_padding
+from headwise.check.code.intent import stated_meaning, stated_shapes, states_boolean, states_left_padding, states_no_nan
 from headwise.check.explain import condition
 from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.mask_meaning import (
@@ -628,7 +628,11 @@ def empty_row(bound: Bound, reading: AttentionReading | None) -> Found:
             alone = bool(torch.isfinite(out[1:]).all())
             words = f"if every key of a sample is hidden, {'it' if alone else 'the whole batch'} becomes NaN"
             said = states_left_padding(bound.case) if reading.pattern == "causal" else None
-            if said is None:
+            promised = states_no_nan(bound.case)
+            if promised is not None:
+                words += f", which line {promised} rules out"
+                yield Finding("nan-empty-row", words, tried.line or reading.core.softmax_line, severity="wrong")
+            elif said is None:
                 yield Finding("nan-empty-row", words, reading.core.softmax_line)
             else:  # the first tokens see nothing but padding
                 words += f"; padding comes first, as line {said} says, and then the first queries see no key"

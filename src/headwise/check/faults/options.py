@@ -134,7 +134,7 @@ def _refuses_inputs(bound: Bound, p: inspect.Parameter) -> Finding | None:
     first = errors[0]
     if first is None or any(error is None or is_deliberate(error) for error in errors):
         return None
-    if "values to unpack" in str(first):  # it takes several tensors, such as keys and values
+    if "values to unpack" in str(first) or bound.case.takes_apart(p.name):  # several tensors, such as keys and values
         return None
     line = error_line(first, bound.case.filename)
     words = f"{p.name}: {condition(first) or f'{type(first).__name__}: {first}'}".splitlines()[0][:160]

@@ -32,6 +32,7 @@ from headwise.check.trace import error_line, is_deliberate, learner_line
 COMPILING = 6.0  # seconds of processor time
 DYNAMO = "torch._dynamo"
 HALF = re.compile(r"half|b?float16|\bb?fp?16\b|mixed precision", re.IGNORECASE)
+FLOAT16 = re.compile(r"(?<!b)(float16|fp16)\b|\bhalf[- ]precision", re.IGNORECASE)
 BEYOND = 3  # tokens more than a stored mask holds
 
 
@@ -68,7 +69,7 @@ def half_precision(bound: Bound, reading: AttentionReading | None, masks: dict[s
     except Exception as error:
         line, words = error_line(error, bound.case.filename), str(error)
         if "overflow" in words:
-            severity = "wrong" if _is_made_half(bound) else ""
+            severity = "wrong" if _is_made_half(bound) or _promises_half(bound, FLOAT16) else ""
             yield Finding("half-fill", "the largest float16 is 65504", line, severity=severity)
         elif "dtype" in words or "Half" in words or "same type" in words:
             severity = "wrong" if masks is None and (_promises_half(bound) or _is_made_half(bound)) else ""
@@ -82,20 +83,22 @@ def _is_made_half(bound: Bound) -> bool:
     return False
 
 
-def _promises_half(bound: Bound) -> bool:
+def _promises_half(bound: Bound, said: re.Pattern[str] = HALF) -> bool:
     """Whether the docstring or the name of the class says that it is made for half precision."""
     target = bound.case.target
     words = f"{getattr(target, '__name__', '')} {vars(target).get('__doc__') if isinstance(target, type) else ''}"
-    return HALF.search(words) is not None
+    return said.search(words) is not None
 
 
 def unregistered_state(bound: Bound, reading: AttentionReading | None) -> Found:
     """Tensors and layers must be registered with the module."""
     if not isinstance(bound.thing, nn.Module):
         return
-    held = [*_held(_never_called(bound))]
+    made = _never_called(bound)
+    held = [*_held(made)]
     plain = [name for name, part in held if isinstance(part, Tensor) and not isinstance(part, nn.Parameter)]
-    lists = [name for name, part in held if isinstance(part, list) and part and isinstance(part[0], nn.Module)]
+    known = {id(parameter) for parameter in made.parameters()}
+    lists = [name for name, part in held if isinstance(part, list) and any(_is_lost(layer, known) for layer in part)]
     if lists:
         yield Finding("layers-in-list", ", ".join(lists), bound.case.line_of_attribute(lists[0]))
     elif plain and (loose := _random(bound, plain)):
@@ -104,6 +107,11 @@ def unregistered_state(bound: Bound, reading: AttentionReading | None) -> Found:
         stuck = not any("device" in p.name for p in parameters_of(bound.case.target)) and not _can_move(bound)
         severity, line = "wrong" if stuck else "fragile", bound.case.line_of_attribute(plain[0])
         yield Finding("not-a-buffer", ", ".join(plain[:3]), line, severity=severity)
+
+
+def _is_lost(layer: Any, known: set[int]) -> bool:
+    """Whether this is a layer whose parameters are not among these."""
+    return isinstance(layer, nn.Module) and not known.issuperset(id(p) for p in layer.parameters())
 
 
 def _random(bound: Bound, names: list[str]) -> list[str]:

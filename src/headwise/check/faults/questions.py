@@ -18,6 +18,7 @@ from headwise.check.fits import Role, unused_rows
 from headwise.check.mistakes import Found
 from headwise.check.objects import tensors
 from headwise.check.reading import AttentionReading
+from headwise.check.vocabulary import stream
 
 WEIGHTLESS = "it has no weights of its own"
 SINGLE = "a single head"
@@ -107,7 +108,11 @@ def role_in(parameter: str) -> str | None:
             word.removesuffix("weight").removesuffix("proj").removesuffix("s").removeprefix("w").removeprefix("proj")
         )
         for role in ("query", "key", "value"):
-            if role in word or short in (role[0], f"b{role[0]}", f"to{role[0]}", f"fc{role[0]}", f"linear{role[0]}"):
+            if (
+                role in word
+                or role == stream(short)
+                or short in (role[0], f"b{role[0]}", f"to{role[0]}", f"fc{role[0]}", f"linear{role[0]}")
+            ):
                 return role
     return None
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from headwise.check.arguments import OTHER_SIZES, CallSizes, constructor_role, parameters_of, plain
+from headwise.check.arguments import OTHER_SIZES, CallSizes, area, constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, make_inputs, tokens_of
 from headwise.check.code.intent import stated_window, states_one_length
@@ -86,7 +86,7 @@ def other_length(bound: Bound, reading: AttentionReading | None) -> Found:
 
 def other_lengths(bound: Bound, reading: AttentionReading | None) -> Found:
     """A single token and a longer input must work and give what the reference gives."""
-    if bound.form.layout.startswith(("image", "volume")) or bound.length_fitted:
+    if bound.form.layout.startswith(("image", "volume")) or bound.length_fitted or has_area(bound):
         yield Note("good", "it takes one length")
         return
     for length in (1, 2, bound.sizes.context):
@@ -94,7 +94,7 @@ def other_lengths(bound: Bound, reading: AttentionReading | None) -> Found:
             other = bound.of_length(length)
         except Exception as error:
             words = f"{length} tokens: {type(error).__name__}: {error}".splitlines()[0][:200]
-            if is_deliberate(error) or bound.form.fixed_tensor:
+            if is_deliberate(error) or isinstance(error, AssertionError) or bound.form.fixed_tensor:
                 yield Note("untried", words)
             else:
                 yield _left_behind(bound, words, length) or Finding(
@@ -227,8 +227,15 @@ def _tables_as_wide(bound: Bound) -> set[str]:
     return {name for name, table in wide if len(table.unique()) == 2}
 
 
+def has_area(bound: Bound) -> bool:
+    """Whether the constructor takes the height and width of an area with as many places as there are tokens."""
+    return area(bound.sizes.T) in [value for value in bound.built.arguments.values() if type(value) is tuple]
+
+
 def fitting(bound: Bound, sizes: CallSizes) -> CallSizes:
     """The setting with a length that the layout or a stored mask needs."""
+    if has_area(bound):
+        return replace(sizes, T=2 * sizes.T)  # two rows, so that rows and columns differ
     if bound.length_fitted:
         chosen = bool(bound.built.names_with_role("context"))
         return replace(sizes, T=sizes.context if chosen else bound.sizes.T)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from headwise.check.binding import Bound
 from headwise.check.calls import make_inputs
 from headwise.check.code.candidates import NAME
+from headwise.check.code.intent import states_channels
 from headwise.check.faults import output, projections, scores
 from headwise.check.faults.questions import PARTIAL, Fault, asked_heads, influence, listed, of_stages, role_in
 from headwise.check.fits import same
@@ -110,6 +111,9 @@ def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:
     numbers = columns == rows and rows in (bound.sizes.D, bound.sizes.E) and rows != H
     if numbers and (summed % T == 0 or reading.core.was_split_into(H, rows)):
         turned = reading.core.swap_line(T if summed % T == 0 else None)
+        if (said := states_channels(bound.case)) is not None:
+            yield Note("doubt", f"{words}: it runs between channels, as line {said} says")
+            return
         yield Finding("attends-over-features", words, turned or line)
     elif columns == rows == H or columns in (bound.sizes.H, bound.sizes.D):
         by_name = re.search("einsum|rearrange", bound.case.text(line)) is not None

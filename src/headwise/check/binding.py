@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import math
 import re
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field, replace
@@ -162,7 +163,8 @@ class Bound(Instance):
             return self._resized(sizes)
         except (AssertionError, ValueError) as error:
             if DIVISIBLE.search(str(error)) and not sizes.O:
-                wide = self.sizes.E * (3 if sizes.H % 3 == 0 else 2)
+                wide = math.lcm(self.sizes.E, sizes.H)
+                wide *= 2 if wide == self.sizes.E else 1
                 with contextlib.suppress(AssertionError, ValueError):
                     return self._resized(replace(sizes, E=wide, B=batch_for(wide)))
             roles = ("head_width", "value_width") if self.built.config is None else ()

@@ -25,6 +25,7 @@ from headwise.check.vocabulary import call_role, constructor_role, has_usual_val
 
 PLAIN = "batch first"
 OTHERS = ("unbatched", "batch second", "channels first", "image", "image, channels last", "volume")
+PICTURES = ("image", "volume")
 ROWS, COLUMNS = 2, 3  # of an image whose pixels are the tokens
 SLICES = 2  # of such images in a volume
 

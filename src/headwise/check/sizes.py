@@ -63,6 +63,8 @@ class CallSizes:
 
 # Every size is different from the others of its setting, and heads are both more and fewer than the numbers in one.
 OTHER_SIZES = (CallSizes(B=41, T=7, S=11, H=6, E=24, context=19), CallSizes(B=37, T=3, S=6, H=2, E=20, context=13))
+# For pictures of 2 by 3 pixels: there, 2, 3 or 6 heads would look like an axis of the picture.
+IN_PICTURES = (CallSizes(B=79, T=7, S=11, H=7, E=56, context=19), CallSizes(B=89, T=3, S=6, H=5, E=60, context=13))
 SMALL = CallSizes(B=9, H=2, E=4)  # for code that loops over single numbers
 
 

@@ -14,6 +14,7 @@ from headwise.check.coverage import Coverage
 from headwise.check.vocabulary import call_role
 
 STREAMS = {"query", "key", "value"}
+DEFINED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass
@@ -49,23 +50,51 @@ class Case:
                 return method.__code__.co_filename
         return None
 
-    @property
-    def source(self) -> str:
+    @functools.cached_property
+    def whole(self) -> str:
         """The text of the whole file; empty where there is none."""
         if self.loaded is not None:
             return self.loaded.source
         return "" if self.filename is None else "".join(linecache.getlines(self.filename))
+
+    @functools.cached_property
+    def whole_tree(self) -> ast.Module:
+        """The whole file."""
+        return ast.parse(self.whole)
+
+    @functools.cached_property
+    def source(self) -> str:
+        """The file, with empty lines for the classes and functions at module level that this one does not use."""
+        used = _used_by(self.whole_tree, self.name)
+        return without(
+            self.whole, [n for n in self.whole_tree.body if used and isinstance(n, DEFINED) and n not in used]
+        )
+
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        """What `source` says."""
+        return self.tree
+
+    @functools.cached_property
+    def own(self) -> str:
+        """The file, with empty lines for everything at module level that defines something else."""
+        others = [n for n in self.whole_tree.body if isinstance(n, DEFINED) and n.name != self.name]
+        return (
+            self.whole
+            if len(others) == sum(isinstance(n, DEFINED) for n in self.whole_tree.body)
+            else without(self.whole, others)
+        )
 
     def line_with(self, pattern: str) -> int | None:
         """The first line inside the class or function that matches a regular expression."""
         try:
             found = inspect.getsourcelines(self.target)
         except (OSError, TypeError):
-            found = (self.source.splitlines(), 1)
+            found = (self.whole.splitlines(), 1)
         if self.loaded is not None:
             last = next(reversed(self.definitions()), None)
             start, end = (last.lineno, last.end_lineno) if last is not None else (1, None)
-            found = (self.source.splitlines()[start - 1 : end], start)
+            found = (self.whole.splitlines()[start - 1 : end], start)
         numbers = (n for n, text in enumerate(found[0], found[1]) if re.search(pattern, text.partition("#")[0]))
         everywhere = enumerate(self.source.splitlines() if self.loaded is not None else [], 1)
         further = (n for n, text in everywhere if re.search(pattern, text.partition("#")[0]))
@@ -73,12 +102,12 @@ class Case:
 
     def definitions(self) -> list[ast.ClassDef | ast.FunctionDef]:
         """All classes or functions of this name in the file, in the order of their lines; the last one counts."""
-        nodes = (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.ClassDef | ast.FunctionDef))
+        nodes = (n for n in ast.walk(self.whole_tree) if isinstance(n, ast.ClassDef | ast.FunctionDef))
         return sorted((n for n in nodes if n.name == self.name), key=_line_of)
 
     def replaced(self) -> Iterator[tuple[str, int, int]]:
         """What is defined twice on one level: its name, the line that is lost, and the line that counts."""
-        tree = ast.parse(self.source)
+        tree = self.whole_tree
         own = next((n for n in reversed(tree.body) if isinstance(n, ast.ClassDef) and n.name == self.name), None)
         for body, names in ((tree.body, {self.name}), ([] if own is None else own.body, None)):
             seen: dict[str, int] = {}
@@ -96,19 +125,19 @@ class Case:
 
     def never_reads_attribute(self, name: str) -> bool:
         """Whether nothing in the file reads `self.name`."""
-        nodes = (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Attribute) and n.attr == name)
+        nodes = (n for n in ast.walk(self.whole_tree) if isinstance(n, ast.Attribute) and n.attr == name)
         return not any(isinstance(n.ctx, ast.Load) for n in nodes)
 
     def condition_around(self, line: int | None, word: str) -> int | None:
         """The line of the innermost `if` around a line, or of one that skips it, whose test has this word."""
-        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If | ast.IfExp)]
+        tests = [n for n in ast.walk(self.tree) if isinstance(n, ast.If | ast.IfExp)]
         near = [n for n in tests if line is not None and n.lineno <= line + 1 and (n.end_lineno or 0) >= line - 1]
         near = [n for n in near if word in ast.unparse(n.test)]
         return max((n.test.lineno for n in near), default=None)
 
     def line_of_state(self) -> int | None:
         """The first line outside the constructor that assigns an attribute of self, or appends to one."""
-        tree = ast.parse(self.source)
+        tree = self.tree
         functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name != "__init__"]
         functions.sort(key=lambda n: n.name not in ("forward", "__call__"))
         found = (min(map(_line_of, filter(_writes_state, ast.walk(f))), default=None) for f in functions)
@@ -122,7 +151,7 @@ class Case:
 
     def _line_of_shared_default(self) -> int | None:
         """The line of a dictionary or list that is the default of an argument which the constructor keeps."""
-        own = next((n for n in ast.walk(ast.parse(self.source)) if getattr(n, "name", "") == self.name), None)
+        own = next((n for n in ast.walk(self.tree) if getattr(n, "name", "") == self.name), None)
         inits = [n for n in getattr(own, "body", []) if getattr(n, "name", "") == "__init__"]
         for init in (n for n in inits if isinstance(n, ast.FunctionDef)):
             arguments = [*init.args.posonlyargs, *init.args.args]
@@ -148,7 +177,7 @@ class Case:
 
     def _methods(self) -> tuple[list[ast.FunctionDef], list[ast.FunctionDef]]:
         """The methods of the class that the file mentions, and those that it does not."""
-        tree = ast.parse(self.source)
+        tree = self.whole_tree
         own = next((n for n in reversed(self.definitions()) if isinstance(n, ast.ClassDef)), None)
         methods = [n for n in own.body if isinstance(n, ast.FunctionDef)] if own is not None else []
         mentioned = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)} | {"forward"}
@@ -157,7 +186,7 @@ class Case:
 
     def never_reads(self, name: str) -> bool:
         """Whether the class or function has an argument of this name that no line of it reads."""
-        nodes = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+        nodes = [n for n in ast.walk(self.tree) if isinstance(n, ast.ClassDef | ast.FunctionDef)]
         own = next((n for n in reversed(nodes) if n.name == self.name), None)
         functions = [n for n in ast.walk(own) if isinstance(n, ast.FunctionDef)] if own is not None else []
         takes = [f for f in functions if name in {a.arg for a in [*f.args.args, *f.args.kwonlyargs]}]
@@ -167,7 +196,7 @@ class Case:
 
     def alias_after(self, line: int | None) -> int | None:
         """The first line after this one, in the same function, that only gives a value another name."""
-        for function in (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.FunctionDef)):
+        for function in (n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)):
             if line is not None and function.lineno <= line <= (function.end_lineno or 0):
                 plain = [n for n in function.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Name)]
                 return next((n.lineno for n in plain if n.lineno >= line), None)
@@ -175,7 +204,7 @@ class Case:
 
     def return_line(self, inside: int | None = None, several: bool = False) -> int | None:
         """The last `return` of the function around a line, or of forward; with `several`, one of several values."""
-        tree = ast.parse(self.source)
+        tree = self.tree
         own = next((n for n in reversed(self.definitions()) if isinstance(n, ast.ClassDef)), tree)
         functions = [n for n in ast.walk(tree if inside else own) if isinstance(n, ast.FunctionDef)]
         around = [f for f in functions if inside is not None and f.lineno <= inside <= (f.end_lineno or 0)]
@@ -189,20 +218,20 @@ class Case:
 
     def keyword_line(self, line: int | None, pattern: str) -> int | None:
         """The line of a keyword argument with such a name, in a call that starts on this line; otherwise the line."""
-        calls = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Call) and n.lineno == line]
+        calls = [n for n in ast.walk(self.tree) if isinstance(n, ast.Call) and n.lineno == line]
         named = (k for call in calls for k in call.keywords if k.arg is not None and re.search(pattern, k.arg))
         return next((k.lineno for k in named), line)
 
     def return_in_loop(self) -> int | None:
         """The line of a `return` at the end of the body of a loop, so that only its first round is done."""
-        own = next((n for n in ast.walk(ast.parse(self.source)) if getattr(n, "name", "") == self.name), None)
+        own = next((n for n in ast.walk(self.tree) if getattr(n, "name", "") == self.name), None)
         loops = [n for n in ast.walk(own) if isinstance(n, ast.For)] if own is not None else []
         return next((loop.body[-1].lineno for loop in loops if isinstance(loop.body[-1], ast.Return)), None)
 
     def packing_line(self) -> int | None:
         """The line that puts several values together under a name that forward returns beside the output."""
         line = self.return_line(several=True)
-        nodes = [*ast.walk(ast.parse(self.source))]
+        nodes = [*ast.walk(self.tree)]
         returned = {n.id for n in nodes if isinstance(n, ast.Name) and n.lineno == line}
         packed = [n for n in nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Tuple | ast.List)]
         found = [n.lineno for n in packed if {getattr(target, "id", "") for target in n.targets} & returned]
@@ -210,7 +239,7 @@ class Case:
 
     def idle_line(self) -> int | None:
         """The first line that does nothing, as `scores = scores` or `scores`: something is missing there."""
-        nodes = [*ast.walk(ast.parse(self.source))]
+        nodes = [*ast.walk(self.tree)]
         stored = [n for n in nodes if isinstance(n, ast.Assign) and len(n.targets) == 1]
         idle = [n.lineno for n in stored if ast.unparse(n.targets[0]) == ast.unparse(n.value)]
         idle += [n.lineno for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Name | ast.Attribute)]
@@ -218,7 +247,7 @@ class Case:
 
     def line_of_size(self, line: int | None) -> int | None:
         """The line, in the same function, that reads a size under a name which this line uses."""
-        for function in (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.FunctionDef)):
+        for function in (n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)):
             if line is not None and function.lineno <= line <= (function.end_lineno or 0):
                 nodes = [*ast.walk(function)]
                 used = {n.id for n in nodes if isinstance(n, ast.Name) and n.lineno == line}
@@ -229,36 +258,36 @@ class Case:
 
     def dead_branch(self) -> int | None:
         """The first `if` of the file whose test is a constant."""
-        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If | ast.IfExp)]
+        tests = [n for n in ast.walk(self.tree) if isinstance(n, ast.If | ast.IfExp)]
         return next((n.lineno for n in tests if isinstance(n.test, ast.Constant)), None)
 
     def alias_line(self, names: Iterable[str]) -> int | None:
         """The first line that only gives one of these names another name, as `q = query`."""
-        stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign)]
+        stored = [n for n in ast.walk(self.tree) if isinstance(n, ast.Assign)]
         return next((n.lineno for n in stored if isinstance(n.value, ast.Name) and n.value.id in names), None)
 
     def replaces_missing(self, name: str) -> bool:
         """Whether an argument that is None gets a value of its own: `if mask is None: mask = …`."""
-        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If)]
+        tests = [n for n in ast.walk(self.tree) if isinstance(n, ast.If)]
         tests = [n for n in tests if ast.unparse(n.test) == f"{name} is None"]
         stored = [part for n in tests for part in n.body if isinstance(part, ast.Assign)]
         return any(ast.unparse(target) == name for part in stored for target in part.targets)
 
     def last_alias(self) -> int | None:
         """The last line that only gives a value another name, as `out = q`."""
-        stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign)]
+        stored = [n for n in ast.walk(self.tree) if isinstance(n, ast.Assign)]
         plain = [n for n in stored if isinstance(n.value, ast.Name) and isinstance(n.targets[0], ast.Name)]
         return max((n.lineno for n in plain), default=None)
 
     def overwriting_line(self, names: Iterable[str]) -> int | None:
         """The condition under which, or the line on which, an argument of this name is replaced by another name."""
-        stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign)]
+        stored = [n for n in ast.walk(self.tree) if isinstance(n, ast.Assign)]
         stored = [n for n in stored if isinstance(n.value, ast.Name) and ast.unparse(n.targets[0]) in set(names)]
         return next((self.enclosing_condition(n.lineno) or n.lineno for n in stored), None)
 
     def skipped_condition(self, name: str, ran: set[int]) -> int | None:
         """The last `if` whose body uses this name and was not executed, unless it asks whether there is none."""
-        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If)]
+        tests = [n for n in ast.walk(self.tree) if isinstance(n, ast.If)]
         inside = [n for n in tests if any(name in ast.unparse(statement) for statement in n.body)]
         idle = [n for n in inside if not ran & set(range(n.body[0].lineno, (n.body[-1].end_lineno or 0) + 1))]
         idle = [n for n in idle if not re.search(r"\bis None\b|\bnot \w+$", ast.unparse(n.test))]
@@ -266,7 +295,7 @@ class Case:
 
     def discarded_line(self, word: str) -> int | None:
         """The line of a call, with this word in it, whose result is thrown away; not in a constructor."""
-        functions = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.FunctionDef)]
+        functions = [n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)]
         inside = (n for f in functions if f.name != "__init__" for n in ast.walk(f) if isinstance(n, ast.Expr))
         calls = (n for n in inside if isinstance(n.value, ast.Call) and word in ast.unparse(n.value.func).lower())
         return next((n.lineno for n in calls), None)
@@ -274,7 +303,7 @@ class Case:
     def size_line(self, name: str) -> int | None:
         """The line that computes the width of a layer: of the name in its arguments, or of the layer itself."""
         own = name.partition(".")[0]
-        tree = ast.parse(self.source)
+        tree = self.tree
         stored = [n for n in ast.walk(tree) if isinstance(n, ast.Assign)]
         made = next((n for n in stored if any(ast.unparse(t) == f"self.{own}" for t in n.targets)), None)
         layer = None if made is None else next((n for n in ast.walk(made.value) if isinstance(n, ast.Call)), None)
@@ -286,7 +315,7 @@ class Case:
 
     def shape_line(self, line: int | None) -> int | None:
         """The line that puts together a shape which another line only uses by its name, as in `x.view(shape)`."""
-        for function in (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.FunctionDef)):
+        for function in (n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)):
             calls = [n for n in ast.walk(function) if isinstance(n, ast.Call) and n.lineno == line]
             names = {a.id for n in calls for a in n.args if isinstance(a, ast.Name)} if calls else set()
             made = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and n.lineno < (line or 0)]
@@ -298,7 +327,7 @@ class Case:
 
     def enclosing_condition(self, line: int | None, unless: str = "") -> int | None:
         """The line of the innermost `if` whose body holds this line, unless its test is only this one."""
-        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If)]
+        tests = [n for n in ast.walk(self.tree) if isinstance(n, ast.If)]
         around = [n for n in tests if line is not None and n.body[0].lineno <= line <= (n.body[-1].end_lineno or 0)]
         around = [n for n in around if ast.unparse(n.test) != unless]
         return max((n.lineno for n in around), default=None)
@@ -306,7 +335,7 @@ class Case:
     def loop_line(self, line: int | None) -> int | None:
         """The line that says what a loop around this one runs over, where this line uses the loop's variable."""
         loops: list[tuple[ast.expr, ast.expr, ast.AST]] = []
-        for node in ast.walk(ast.parse(self.source)):
+        for node in ast.walk(self.tree):
             if isinstance(node, ast.For):
                 loops.append((node.target, node.iter, node))
             elif isinstance(node, ast.GeneratorExp | ast.ListComp):
@@ -320,13 +349,13 @@ class Case:
 
     def passes_twice(self, line: int | None) -> bool:
         """Whether a call on this line passes the same name as two arguments."""
-        calls = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Call) and n.lineno == line]
+        calls = [n for n in ast.walk(self.tree) if isinstance(n, ast.Call) and n.lineno == line]
         given = [[ast.unparse(a) for a in [*n.args, *(k.value for k in n.keywords)]] for n in calls]
         return any(len(set(values)) < len(values) for values in given)
 
     def takes_apart(self, name: str) -> bool:
         """Whether the code reads the argument as a pair: `name[0]` and `name[1]`."""
-        parts = (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Subscript))
+        parts = (n for n in ast.walk(self.tree) if isinstance(n, ast.Subscript))
         read = {getattr(n.slice, "value", None) for n in parts if getattr(n.value, "id", None) == name}
         return {0, 1} <= read
 
@@ -335,7 +364,7 @@ class Case:
 
         The line, what the function calls one of its parameters, and the name that is passed for it.
         """
-        nodes = [*ast.walk(ast.parse(self.source))]
+        nodes = [*ast.walk(self.tree)]
         defined = {n.name: [a.arg for a in n.args.args] for n in nodes if isinstance(n, ast.FunctionDef)}
         defined["scaled_dot_product_attention"] = ["query", "key", "value"]
         for call in (n for n in nodes if isinstance(n, ast.Call)):
@@ -360,6 +389,34 @@ class Case:
         if self.loaded is not None:
             return self.loaded.line(line)
         return "" if line is None or self.filename is None else linecache.getline(self.filename, line).strip()
+
+
+def without(text: str, definitions: Iterable[ast.stmt]) -> str:
+    """The text with empty lines in place of these definitions, so that all others keep their numbers."""
+    lines = text.splitlines(keepends=True)
+    for node in definitions:
+        first = min((n.lineno for n in getattr(node, "decorator_list", [])), default=node.lineno)
+        lines[first - 1 : node.end_lineno] = ["\n"] * ((node.end_lineno or first) - first + 1)
+    return "".join(lines)
+
+
+def _used_by(tree: ast.Module, name: str) -> list[ast.stmt]:
+    """What defines this name at module level, and all that it needs from there, by the names that it reads."""
+    found = [n for n in tree.body if isinstance(n, DEFINED) and n.name == name]
+    pending = [*found]
+    while pending:
+        read = {n.id for n in ast.walk(pending.pop()) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        more = [n for n in tree.body if n not in found and _defines(n) & read]
+        found += more
+        pending += more
+    return found
+
+
+def _defines(node: ast.stmt) -> set[str]:
+    """The names that a statement at module level binds."""
+    if isinstance(node, DEFINED):
+        return {node.name}
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def _line_of(node: ast.AST) -> int:

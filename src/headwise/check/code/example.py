@@ -22,7 +22,7 @@ def example_shape(case: Case, name: str) -> Stated | None:
     if not isinstance(case.target, type) or case.loaded is None:
         return None
     parameters = list(inspect.signature(case.target.forward).parameters)[1:] if hasattr(case.target, "forward") else []
-    statements = list(_statements(ast.parse(case.source)))
+    statements = list(_statements(case.whole_tree))
     for position, call in _calls(statements, case.name):
         given = dict(zip(parameters, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
         inputs = [node for n, node in given.items() if call_role(n) in ("self", "query")]
@@ -39,7 +39,7 @@ def example_arguments(case: Case) -> dict[str, Any]:
     if not isinstance(case.target, type) or case.loaded is None:
         return {}
     parameters = [p.name for p in parameters_of(case.target)]
-    statements = list(_statements(ast.parse(case.source)))
+    statements = list(_statements(case.whole_tree))
     for position, statement in enumerate(statements):
         for call in (n for n in ast.walk(statement) if isinstance(n, ast.Call)):
             given = dict(zip(parameters, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}

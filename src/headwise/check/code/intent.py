@@ -52,13 +52,16 @@ class Stated(NamedTuple):
 
 def stated_meaning(case: Case, name: str) -> Stated | None:
     """The one meaning that the file states for this mask; None where it states none or contradicts itself."""
-    found = [
-        Stated(meaning, line)
-        for line, text in _statements(case)
-        for part in _about(text, name)
-        if (meaning := _meaning(part)) is not None
-    ]
-    return found[0] if len({stated.meaning for stated in found}) == 1 else None
+    for text in (case.own, case.whole):  # what another class says of its mask may be another convention
+        found = [
+            Stated(meaning, line)
+            for line, said in _statements(case, text)
+            for part in _about(said, name)
+            if (meaning := _meaning(part)) is not None
+        ]
+        if found:
+            return found[0] if len({stated.meaning for stated in found}) == 1 else None
+    return None
 
 
 def _about(text: str, name: str, others: str = r"\b\w*mask\w*\b|\b\w+_lens?\b") -> Iterator[str]:
@@ -246,27 +249,31 @@ def states_batch_first(case: Case, names: Iterable[str]) -> int | None:
     whole = rf"\b(?:inputs?|takes|expects|in/out)\b[^.(\[]{{0,30}}[(\[]\s*{BATCH}\s*,\s*\w+\s*,\s*\w+\s*[)\]]"
     said = rf"\b({inputs})\b.*[(\[]\s*{BATCH}\s*,|\bbatch[- ]first\b|{whole}"
     first = [
-        n for n, text in _statements(case) if re.search(said, text, re.I) and not re.search("not batch", text, re.I)
+        n
+        for n, text in _statements(case, case.own)
+        if re.search(said, text, re.I) and not re.search("not batch", text, re.I)
     ]
     whole = rf"[(\[]\s*\w+\s*,\s*{BATCH}\s*,\s*\w+\s*[)\]]"  # with heads, it is what something becomes later
-    second = [n for n, text in _statements(case) if re.search(whole, text, re.I)]
-    first = first or [n for n, text in _statements(case) if re.search(DESCRIBED, text, re.I) and "#" not in text]
+    second = [n for n, text in _statements(case, case.own) if re.search(whole, text, re.I)]
+    first = first or [
+        n for n, text in _statements(case, case.own) if re.search(DESCRIBED, text, re.I) and "#" not in text
+    ]
     return first[0] if first and not second else None
 
 
 def states_batch_second(case: Case, names: Iterable[str]) -> int | None:
     """The line that says of an input that its tokens come first, then the batch; None where another says otherwise."""
     inputs = "|".join(map(re.escape, names))
-    first = [n for n, text in _statements(case) if re.search(rf"[(\[]\s*{BATCH}\s*,", text, re.I)]
+    first = [n for n, text in _statements(case, case.own) if re.search(rf"[(\[]\s*{BATCH}\s*,", text, re.I)]
     tokens = r"(?:seq\w*|t|l|len\w*|length|time|tokens?|src_?len|tgt_?len)"
     order = rf"\b({inputs})\b.*[(\[]\s*{tokens}\s*,\s*{BATCH}\s*,"
-    second = [n for n, text in _statements(case) if re.search(order, text, re.I)]
+    second = [n for n, text in _statements(case, case.own) if re.search(order, text, re.I)]
     return second[0] if second and not first else None
 
 
-def _statements(case: Case) -> Iterator[tuple[int, str]]:
-    """Everything that the file says in words, with the number of the line."""
-    yield from _words(case.source)
+def _statements(case: Case, text: str | None = None) -> Iterator[tuple[int, str]]:
+    """Everything that the file says in words about the class and what it uses, with the number of the line."""
+    yield from _words(case.source if text is None else text)
     notes = "" if case.loaded is None else case.loaded.origin.notes
     yield from ((0, text.replace("*", "").replace("`", "")) for text in notes.splitlines())
 

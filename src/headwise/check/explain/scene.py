@@ -88,6 +88,16 @@ class Scene:
         before = [n for n in found if n.lineno < self.line]
         return max(before or found[:1], key=lambda n: n.lineno, default=None)
 
+    def is_argument(self, node: ast.AST) -> bool:
+        """Whether a name is an argument of the function, or an attribute was assigned from an argument."""
+        if isinstance(node, ast.Attribute):
+            made = self.assigned(node.attr)
+            functions = [n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef) and made in [*ast.walk(n)]]
+            taken = {n.arg for f in functions for n in ast.walk(f.args) if isinstance(n, ast.arg)}
+            return made is not None and isinstance(made.value, ast.Name) and made.value.id in taken
+        code = self.frame.f_code
+        return isinstance(node, ast.Name) and node.id in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
     def made(self, node: ast.AST) -> ast.Assign | None:
         """The assignment that gave a name or attribute its value, in this function or in one that passed it on."""
         return next(reversed(self.origins(node)), None)

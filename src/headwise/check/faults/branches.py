@@ -43,7 +43,7 @@ def hidden_branches(bound: Bound, reading: AttentionReading | None) -> Found:
 def _unrun(bound: Bound) -> list[CodePart]:
     coverage = bound.case.coverage
     return (
-        [] if coverage.blocked or not bound.case.source else coverage.unrun(bound.case.source, entry_code(bound.thing))
+        [] if coverage.blocked or not bound.case.source else coverage.unrun(bound.case.whole, entry_code(bound.thing))
     )
 
 
@@ -126,7 +126,7 @@ def _alone(bound: Bound) -> Found:
 
 def _call_modes(bound: Bound, reading: AttentionReading) -> Found:
     """Arguments of the call that are compared with texts or numbers: each of these must run."""
-    literals = compared(ast.parse(bound.case.source))
+    literals = compared(bound.case.tree)
     for p in signature(bound.thing):
         values = [v for v in literals.get(p.name, []) if type(v) is type(p.default) and v != p.default]
         for value in values if p.name not in bound.form.roles and not isinstance(p.default, bool) else ():

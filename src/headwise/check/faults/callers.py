@@ -36,7 +36,7 @@ def _names(node: ast.expr) -> set[str]:
 
 def _calls_of(bound: Bound) -> Iterator[ast.Call]:
     """Calls of this class, as a layer that another class of the file keeps."""
-    for owner in (n for n in ast.parse(bound.case.source).body if isinstance(n, ast.ClassDef)):
+    for owner in (n for n in bound.case.whole_tree.body if isinstance(n, ast.ClassDef)):
         nodes = [*ast.walk(owner)]
         kept = {
             ast.unparse(n.targets[0])

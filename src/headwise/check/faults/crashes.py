@@ -152,7 +152,7 @@ def _named(names: Iterable[str], case: Case) -> str:
 
 def _meant(name: str, case: Case) -> str:
     """What a name that is not defined was probably meant to be, in words; empty where nothing is near."""
-    tree = ast.parse(case.source)
+    tree = case.whole_tree
     calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute))
     registered = [n.args[0] for n in calls if n.args and getattr(n.func, "attr", "") in REGISTERING]
     if any(isinstance(first, ast.Name) and first.id == name for first in registered):
@@ -193,7 +193,7 @@ def _of_itself(case: Case) -> Iterator[Finding]:
     path = None if case.filename is None else Path(case.filename)
     if path is None or (path.parent / "__init__.py").exists():
         return
-    tree = ast.parse(case.source)
+    tree = case.whole_tree
     defined = {n.name: n.lineno for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
     for node in tree.body:
         later = {name for name, line in defined.items() if line > node.lineno}  # the others are there by then
@@ -214,7 +214,7 @@ def _supplied(case: Case) -> Iterator[Finding]:
         yield Finding("missing-import", ", ".join(sorted(missing)) + words, place)
     yield from _of_itself(case)
     for path, names in imports_missing_in_siblings(case).items():
-        imports = enumerate(case.source.splitlines(), 1)
+        imports = enumerate(case.whole.splitlines(), 1)
         line = next((n for n, text in imports if re.match(rf"\s*(from|import)\b.*\b{Path(path).stem}\b", text)), None)
         yield Finding("missing-import", f"{', '.join(sorted(names))} in {Path(path).name}", line)
     demo = {n: line for n, line in globals_read(case.target).items() if n in case.loaded.only_in_main}
@@ -225,7 +225,7 @@ def _supplied(case: Case) -> Iterator[Finding]:
 
 def _other_alias(case: Case, name: str) -> tuple[str, int] | None:
     """That the file imports the same module under another name, which nothing reads, with that line."""
-    tree, wanted = ast.parse(case.source), case.namespace.get(name)
+    tree, wanted = case.whole_tree, case.namespace.get(name)
     read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
     for node in (n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)):
         for alias in node.names:
@@ -272,7 +272,7 @@ def _repaired(repairs: Repaired, case: Case) -> Iterator[Finding]:
     if unknown:
         yield Finding("undefined-name", _named(unknown, case), next(iter(unknown.values())))
     if repairs.attributes:
-        definition = definition_of(ast.parse(case.source), getattr(case.target, "__name__", ""))
+        definition = definition_of(case.whole_tree, getattr(case.target, "__name__", ""))
         words = _attributes(repairs.attributes, definition)
         yield Finding("missing-attribute", words, next(iter(repairs.attributes.values())))
     if "contiguous" in repairs.lines:

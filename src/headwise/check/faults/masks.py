@@ -348,7 +348,7 @@ def _repeating_line(bound: Bound, argument: MaskArgument, tried: TriedMask) -> i
 
 def _unused_line(bound: Bound, argument: MaskArgument) -> int | None:
     """Where a mask gets lost: a statement whose result is dropped, a branch that is empty or never taken."""
-    tree = ast.parse(bound.case.source)
+    tree = bound.case.tree
     uses = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == argument.name]
     inside = [n for n in ast.walk(tree) if isinstance(n, ast.If) and argument.name in ast.unparse(n)]
     dropped = [n for n in ast.walk(tree) if isinstance(n, ast.Expr) and any(u in ast.walk(n) for u in uses)]
@@ -568,7 +568,7 @@ def required_mask(bound: Bound, reading: AttentionReading | None) -> Found:
 def _set_inside(bound: Bound, error: BaseException) -> int | None:
     """The line inside a condition, the only one that sets the local variable which a call has missed."""
     match = re.search(r"local variable '(\w+)'", str(error)) if isinstance(error, UnboundLocalError) else None
-    name, tree = match[1] if match else None, ast.parse(bound.case.source)
+    name, tree = match[1] if match else None, bound.case.tree
     found = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and any(ast.unparse(t) == name for t in n.targets)]
     found = [n for n in found if name not in {getattr(part, "id", "") for part in ast.walk(n.value)}]  # it reads itself
     return found[0].lineno if len(found) == 1 else None

@@ -218,7 +218,8 @@ def _asked_for_weights(bound: Bound, other: Bound, p: inspect.Parameter) -> Iter
     """A flag that asks for weights must add something to what is returned."""
     counts = [len(leaves(b.returned)) for b in (bound, other)]
     without, asked = reversed(counts) if p.default is True else counts
-    if asked <= without and ASKS.search(plain(p.name)) and "average" not in plain(p.name):
+    always = asked == without > 1 and not bound.case.never_reads(p.name)  # as where it asks for those of every head
+    if asked <= without and not always and ASKS.search(plain(p.name)) and "average" not in plain(p.name):
         line = bound.case.dead_branch() or bound.case.line_with(rf"\bif\b.*\b{p.name}\b")
         line = line or bound.case.return_line()
         yield Finding("option-ignored", f"{p.name}: {asked} tensors are returned with it, {without} without", line)

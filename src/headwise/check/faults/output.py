@@ -167,7 +167,7 @@ def output_width(bound: Bound, reading: AttentionReading) -> Found:
 def _is_meant_for_each(bound: Bound) -> bool:
     """Whether the code multiplies a width that the constructor takes with the number of heads: each has all of it."""
     taken = {p.name for p in parameters_of(bound.case.target)}
-    products = [n for n in ast.walk(ast.parse(bound.case.source)) if isinstance(n, ast.BinOp)]
+    products = [n for n in ast.walk(bound.case.tree) if isinstance(n, ast.BinOp)]
     for n in (n for n in products if isinstance(n.op, ast.Mult)):
         names = [ast.unparse(side).removeprefix("self.") for side in (n.left, n.right)]
         if set(names) <= taken and "heads" in map(constructor_role, names):
@@ -213,7 +213,7 @@ def output_projection(bound: Bound, reading: AttentionReading) -> Found:
 def _thrown_away(bound: Bound, name: str) -> tuple[str, int] | None:
     """A call of the layer with this parameter whose result is not assigned, with its line."""
     called = f"self.{name.rpartition('.')[0]}"
-    statements = [n for n in ast.walk(ast.parse(bound.case.source)) if isinstance(n, ast.Expr)]
+    statements = [n for n in ast.walk(bound.case.tree) if isinstance(n, ast.Expr)]
     calls = ((n.value, n.lineno) for n in statements if isinstance(n.value, ast.Call))
     return next(((ast.unparse(call), line) for call, line in calls if ast.unparse(call.func) == called), None)
 

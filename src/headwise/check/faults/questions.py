@@ -165,7 +165,7 @@ class Written(NamedTuple):
 def number_in_place_of_argument(case: Case, role: str | None = None) -> Written | None:
     """A size that the constructor takes as an argument, and sets to a number of its own."""
     taken = {constructor_role(p.name): p.name for p in parameters_of(case.target)}
-    for node in ast.walk(ast.parse(case.source)):
+    for node in ast.walk(case.tree):
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Constant):
             continue
         target, number = node.targets[0], node.value.value

@@ -20,8 +20,9 @@ from headwise.check.objects import modules, signature, tensors
 from headwise.check.reading import AttentionReading, Scores, pattern, read
 from headwise.check.trace import VIEWS, Core, Node
 
+CAUSAL_NAME = re.compile(r"(?<!non)(?<!not)causal", re.IGNORECASE)
 CAUSAL_TEXT = re.compile(
-    r"(a |an |the )?(\w+[- ]){0,2}?causal\b(?![^.]*\b(if|optional\w*|unless|when)\b)", re.IGNORECASE
+    r"(a |an |the )?((?!non|not)\w+[- ]){0,2}?causal\b(?![^.]*\b(if|optional\w*|unless|when)\b)", re.IGNORECASE
 )
 OTHER_AXES = ("scale-length", "scale-batch")  # the right formula for the size of another axis
 
@@ -438,7 +439,7 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
 
 def says_causal(bound: Bound) -> bool:
     """Whether the name of a class, or the first words of its text, promise a causal mask that no argument can bring."""
-    named = re.search(r"causal", getattr(bound.case.target, "__name__", ""), re.IGNORECASE) is not None
+    named = CAUSAL_NAME.search(getattr(bound.case.target, "__name__", "").replace("_", "")) is not None
     named = named or CAUSAL_TEXT.match(str(getattr(bound.case.target, "__doc__", "") or "").strip()) is not None
     config = [] if bound.built.config is None else bound.built.config.asked
     switched = _has_causal_switch(bound) or any("causal" in plain(name) for name in config)
@@ -447,7 +448,7 @@ def says_causal(bound: Bound) -> bool:
 
 def _may_hide(bound: Bound) -> bool:
     """Whether the mask hides something in a longer input, or in a mode that an argument chooses."""
-    tree = ast.parse(bound.case.source)
+    tree = bound.case.tree
     literals = {name: [v for v in values if isinstance(v, str)] for name, values in compared(tree).items()}
     taken = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
     return any(len(literals.get(name, [])) > 1 for name in taken) or _hides_in_longer_input(bound)

@@ -61,7 +61,7 @@ def constructor_options(bound: Bound, reading: AttentionReading | None) -> Found
 
 def _misspelled(bound: Bound) -> Iterator[Finding]:
     """Modes whose default is none of the values that the code asks for, and almost one of them."""
-    tree = ast.parse(bound.case.source)
+    tree = bound.case.tree
     literals = compared(tree)
     for p in parameters_of(bound.case.target):
         values = [v for word in kept_as(tree, p.name) for v in literals.get(word, []) if type(v) is str]
@@ -187,7 +187,7 @@ def _settings(bound: Bound) -> Iterator[tuple[str, Any]]:
     if bound.built.config is not None:
         yield from _keys(bound)
         return
-    tree, guessed = ast.parse(bound.case.source), _asked_for(bound)
+    tree, guessed = bound.case.tree, _asked_for(bound)
     literals = compared(tree)
     for p in parameters_of(bound.case.target):
         now = bound.built.arguments.get(p.name, p.default)
@@ -214,7 +214,7 @@ def _guess(bound: Bound, p: inspect.Parameter) -> Iterator[tuple[str, Any]]:
 
 def _asked_for(bound: Bound) -> set[str]:
     """Names in the conditions of parts that never ran."""
-    unrun = bound.case.coverage.unrun(bound.case.source, entry_code(bound.thing))
+    unrun = bound.case.coverage.unrun(bound.case.whole, entry_code(bound.thing))
     nodes = [n for part in unrun for test in part.tests for n in ast.walk(test)]
     return {n.attr for n in nodes if isinstance(n, ast.Attribute)} | {n.id for n in nodes if isinstance(n, ast.Name)}
 
@@ -225,7 +225,7 @@ def _keys(bound: Bound) -> Iterator[tuple[str, Any]]:
     if config is None or not bound.built.certain:
         return
     uses = uses_of(bound.case.target)
-    unrun = bool(bound.case.coverage.unrun(bound.case.source, entry_code(bound.thing)))  # then a flag may lead there
+    unrun = bool(bound.case.coverage.unrun(bound.case.whole, entry_code(bound.thing)))  # then a flag may lead there
     for name in sorted(config.asked):
         now = getattr(config, name, None)
         if isinstance(now, bool) and (_is_bias(name) or (unrun and _is_flag(uses, name))):

@@ -11,7 +11,7 @@ from torch import nn
 
 from headwise.check.arguments import OTHER_SIZES, CallSizes, area, constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, Inputs, make_inputs, tokens_of
+from headwise.check.calls import PICTURES, PLAIN, Inputs, make_inputs, tokens_of
 from headwise.check.code.intent import stated_window, states_one_length
 from headwise.check.faults.chunks import judged_parts
 from headwise.check.faults.questions import number_in_place_of_argument
@@ -21,6 +21,7 @@ from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.proof import TOLERANCE, expected_output, prediction_error
 from headwise.check.reading import AttentionReading, Projection, read
+from headwise.check.sizes import IN_PICTURES
 from headwise.check.trace import Core, error_line, find_attention, is_deliberate
 from headwise.check.vocabulary import MEMORY_WIDTH
 
@@ -86,7 +87,7 @@ def other_length(bound: Bound, reading: AttentionReading | None) -> Found:
 
 def other_lengths(bound: Bound, reading: AttentionReading | None) -> Found:
     """A single token and a longer input must work and give what the reference gives."""
-    if bound.form.layout.startswith(("image", "volume")) or bound.length_fitted or has_area(bound):
+    if bound.form.layout.startswith(PICTURES) or bound.length_fitted or has_area(bound):
         yield Note("good", "it takes one length")
         return
     for length in (1, 2, bound.sizes.context):
@@ -199,7 +200,7 @@ def other_sizes(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     tried = [f"{bound.sizes.E} wide with {bound.sizes.H} heads"]
     as_wide = _tables_as_wide(bound)
-    for sizes in OTHER_SIZES:
+    for sizes in _settings_for(bound):
         sizes = fitting(bound, sizes)
         try:
             other = bound.resized(sizes)
@@ -218,6 +219,11 @@ def other_sizes(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Finding("widths-confused", words, bound.case.line_with(rf"[\"']{name}[\"']|self\.{name}\b"))
     if reading.output is not None and reading.output.fit.weight.shape[0] == bound.sizes.out:
         yield from _widths(bound)
+
+
+def _settings_for(bound: Bound) -> tuple[CallSizes, ...]:
+    """Settings in which no axis of the input has the size of another."""
+    return IN_PICTURES if bound.form.layout.startswith(PICTURES) else OTHER_SIZES
 
 
 def _tables_as_wide(bound: Bound) -> set[str]:
@@ -279,7 +285,7 @@ def _widths(bound: Bound) -> Found:
     """Where the constructor takes an input and an output width, or widths of keys and values, they may differ."""
     asked = bound.built.arguments if bound.built.config is None else bound.built.config.asked
     roles = {constructor_role(name) for name in asked}
-    sizes = OTHER_SIZES[0]
+    sizes = _settings_for(bound)[0]
     if {"width", "out_width"} <= roles:
         yield from _different(bound, fitting(bound, replace(sizes, O=sizes.E + OUTPUT_WIDTH)), "")
         yield from _refused_width(bound, fitting(bound, replace(sizes, E=sizes.E + 1, O=sizes.E + OUTPUT_WIDTH)))
@@ -363,6 +369,8 @@ def _refused_width(bound: Bound, sizes: CallSizes) -> Found:
     given = bound.built.arguments.items()
     if any(value == bound.sizes.E and constructor_role(name) in ("head_width", "value_width") for name, value in given):
         return
+    if _splits_input(bound, sizes):
+        return
     try:
         bound.resized(sizes)
     except (AssertionError, ValueError) as error:
@@ -371,6 +379,15 @@ def _refused_width(bound: Bound, sizes: CallSizes) -> Found:
             yield Finding("widths-confused", words, error_line(error, bound.case.filename))
     except Exception:  # what raises otherwise has raised before
         return
+
+
+def _splits_input(bound: Bound, sizes: CallSizes) -> bool:
+    """Whether heads share the width of the input, whatever the width of the output is."""
+    try:
+        seen = read(bound.resized(replace(sizes, E=sizes.O - OUTPUT_WIDTH)))
+    except Exception:  # what raises says nothing about heads
+        return False
+    return seen is not None and seen.core.query.shape[-1] * sizes.H == sizes.O - OUTPUT_WIDTH
 
 
 def _different(bound: Bound, sizes: CallSizes, severity: str) -> Found:

@@ -39,7 +39,7 @@ def text_mistakes(case: Case) -> list[Finding]:
     """Why a class cannot run, where its text alone is proof."""
     if not inspect.isclass(case.target) or not issubclass(case.target, nn.Module):
         return []
-    definition = definition_of(ast.parse(case.source), case.target.__name__)
+    definition = definition_of(case.whole_tree, case.target.__name__)
     if definition is None:
         return []
     misspelled = [*_misspelled(definition, case.target), *_misspelled_super(definition)]

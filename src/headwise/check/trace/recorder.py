@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ ROUNDING = ("floor_divide", "floor", "round", "trunc", "ceil")
 RANDOM = ("native_dropout", "bernoulli_", "bernoulli", "rand_like", "rand", "dropout")
 LAYERS = re.compile(r"(Linear|Conv\dd|Embedding|LayerNorm|MultiheadAttention)\.__init__\(\) ")
 MOST = 20_000  # operations of one call
+TORCH_FOLDER = Path(torch.__file__).parent
 OURS = "headwise.check"  # what calls the learner
 DEEPEST = 6  # calls of the learner's own functions inside each other
 
@@ -343,11 +345,16 @@ def is_deliberate(error: BaseException) -> bool:
     """Whether a `raise` in the learner's code or in a library other than torch raised it: our call may be wrong."""
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     file = frame.f_code.co_filename
-    return "torch" not in file and linecache.getline(file, line).strip().startswith("raise")
+    return not is_of_torch(file) and linecache.getline(file, line).strip().startswith("raise")
+
+
+def is_of_torch(filename: str) -> bool:
+    """Whether a file belongs to torch itself, whatever folders of a project are called."""
+    return Path(filename).is_relative_to(TORCH_FOLDER)
 
 
 def in_layer_constructor(error: BaseException) -> bool:
     """Whether the call failed while it was making a layer."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     files = [code.co_filename for code in codes if code.co_name == "__init__"]
-    return any("torch" in file and "modules" in file for file in files) or LAYERS.match(str(error)) is not None
+    return any(is_of_torch(file) and "modules" in file for file in files) or LAYERS.match(str(error)) is not None

@@ -125,7 +125,7 @@ def _is_open_ended(case: Case) -> bool:
 
 def _returns_somewhere(case: Case) -> bool:
     """Whether the method that takes the input returns something, only not on the path that was taken."""
-    functions = [n for n in ast.walk(ast.parse(case.source)) if isinstance(n, ast.FunctionDef) and n.name in METHODS]
+    functions = [n for n in ast.walk(case.tree) if isinstance(n, ast.FunctionDef) and n.name in METHODS]
     return any(isinstance(n, ast.Return) and n.value is not None for f in functions for n in ast.walk(f))
 
 

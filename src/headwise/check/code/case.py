@@ -73,7 +73,7 @@ class Case:
     @functools.cached_property
     def tree(self) -> ast.Module:
         """What `source` says."""
-        return self.tree
+        return ast.parse(self.source)
 
     @functools.cached_property
     def own(self) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headwise.check.configuration import StandInConfig, choices, configuration_class, own_configuration, uses_of
-from headwise.check.ready_made import Part, StandIn, ready_made, with_parts
+from headwise.check.ready_made import FreshLayer, StandIn, ready_made, with_parts
 from headwise.check.sizes import OTHER_SIZES, SMALL, CallSizes, batch_for, value_for
 from headwise.check.vocabulary import (
     MEMORY_WIDTH,
@@ -103,7 +103,7 @@ class Built:
 
 def _resized(name: str, value: Any, old: CallSizes, new: CallSizes) -> Any:
     """An argument's value at other sizes: by the meaning of its name, or else by the size that it equals."""
-    if isinstance(value, Part):
+    if isinstance(value, FreshLayer):
         return value.at(new)
     if type(value) is tuple and value == area(old.T):
         return area(new.T)
@@ -277,7 +277,7 @@ def _with_names(
 def _parts(cls: type, names: list[str], sizes: CallSizes, namespace: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments among these that are parts, ready-made."""
     try:
-        parts = ready_made(cls, names, source_tree(cls), namespace, lambda own: Part(own, _first_made, sizes))
+        parts = ready_made(cls, names, source_tree(cls), namespace, lambda own: FreshLayer(own, _first_made, sizes))
         with_parts(parts)
     except Exception:  # a part that cannot be made
         return {}
@@ -333,7 +333,7 @@ def _construct(cls: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, Part):
+    if isinstance(value, FreshLayer):
         return f"{value.made_of.__name__}(…)"
     if isinstance(value, StandIn):
         return "<a part that changes nothing>"

@@ -38,20 +38,20 @@ class StandIn:
 
 
 @dataclass(frozen=True)
-class Part:
+class FreshLayer:
     """A layer that is made anew for every object, of these sizes."""
 
     made_of: type
     make: Callable[[type, CallSizes], Any]
     sizes: CallSizes
 
-    def at(self, sizes: CallSizes) -> "Part":
+    def at(self, sizes: CallSizes) -> "FreshLayer":
         """The same layer for other sizes."""
         return replace(self, sizes=sizes)
 
 
 def ready_made(
-    cls: type, names: list[str], tree: ast.AST, namespace: Mapping[str, Any], part_of: Callable[[type], Part]
+    cls: type, names: list[str], tree: ast.AST, namespace: Mapping[str, Any], part_of: Callable[[type], FreshLayer]
 ) -> dict[str, Any]:
     """Those of these arguments that the class calls, each with a part; `part_of` is one of a class of the file."""
     found: dict[str, Any] = {}
@@ -66,7 +66,7 @@ def ready_made(
 
 def with_parts(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments, with the layers made that they stand for."""
-    return {name: v.make(v.made_of, v.sizes) if isinstance(v, Part) else v for name, v in arguments.items()}
+    return {name: v.make(v.made_of, v.sizes) if isinstance(v, FreshLayer) else v for name, v in arguments.items()}
 
 
 def _attributes(tree: ast.AST, name: str) -> Iterator[str]:

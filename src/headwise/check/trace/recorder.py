@@ -27,6 +27,7 @@ ARITHMETIC = {"add", "sub", "mul", "neg", "cat", "stack", "addcmul", "add_", "su
 COMPARES = {"eq", "ne", "lt", "le", "gt", "ge", "logical_not", "bitwise_not"}
 REPEATS = {"repeat", "expand", "repeat_interleave", "index_select", "index"}
 SCALES = {"mul", "div", "mul_", "div_", "baddbmm"}
+UNFILLED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 ROUNDING = ("floor_divide", "floor", "round", "trunc", "ceil")
 RANDOM = ("native_dropout", "bernoulli_", "bernoulli", "rand_like", "rand", "dropout")
 LAYERS = re.compile(r"(Linear|Conv\dd|Embedding|LayerNorm|MultiheadAttention)\.__init__\(\) ")
@@ -135,6 +136,7 @@ class Trace(TorchDispatchMode):
         for out in tree_leaves(result):
             if isinstance(out, Tensor):
                 value = out.detach().clone() if out.device.type != "meta" else out
+                value = value.zero_() if name in UNFILLED else value  # whatever the memory held before
                 node = Node(len(self.nodes), name, parents, value, numbers, stack, operands, sources)
                 self._add(self._as_product(node, plain) if name == "sum" else node, out)
                 self._kept += given

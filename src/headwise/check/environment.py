@@ -25,6 +25,7 @@ from headwise.check.vocabulary import plain
 
 MIXED = {
     "matmul", "__matmul__", "__rmatmul__", "einsum", "bmm", "baddbmm", "mm", "linear", "scaled_dot_product_attention",
+    "layer_norm", "group_norm", "rms_norm", "conv1d", "conv2d",
 }  # fmt: skip
 
 
@@ -59,7 +60,9 @@ class Repairs(TorchFunctionMode):
             args = (args[0], "cpu", *args[2:])
         if name == "view" and args and isinstance(args[0], Tensor):
             return self._viewed(func, args, kwargs)
-        return func(*(self._in_one_precision(args) if name in MIXED else args), **kwargs)
+        if name in MIXED:
+            args, kwargs = self._in_one_precision((args, kwargs))
+        return func(*args, **kwargs)
 
     def _viewed(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:

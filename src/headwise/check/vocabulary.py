@@ -118,7 +118,7 @@ SETTINGS = (
 ARGUMENTS = (
     Meaning(
         "query",
-        "q xq tgt qx inputq qinput target qin qs hq consulta anfrage abfrage requete "
+        "q xq tgt qx inputq qinput target qin qs hq latents consulta anfrage abfrage requete "
         "pergunta domanda zapytanie sorgu vraag chaxun",
     ),
     Meaning(

@@ -64,11 +64,10 @@ class Case:
 
     @functools.cached_property
     def source(self) -> str:
-        """The file, with empty lines for the classes and functions at module level that this one does not use."""
+        """The file, with empty lines for the classes, functions and texts that this one does not use."""
         used = _used_by(self.whole_tree, self.name)
-        return without(
-            self.whole, [n for n in self.whole_tree.body if used and isinstance(n, DEFINED) and n not in used]
-        )
+        others = [n for n in self.whole_tree.body if (isinstance(n, DEFINED) or _is_text(n)) and n not in used]
+        return without(self.whole, others if used else [])
 
     @functools.cached_property
     def tree(self) -> ast.Module:
@@ -77,13 +76,9 @@ class Case:
 
     @functools.cached_property
     def own(self) -> str:
-        """The file, with empty lines for everything at module level that defines something else."""
-        others = [n for n in self.whole_tree.body if isinstance(n, DEFINED) and n.name != self.name]
-        return (
-            self.whole
-            if len(others) == sum(isinstance(n, DEFINED) for n in self.whole_tree.body)
-            else without(self.whole, others)
-        )
+        """The same, without what it uses."""
+        others = [n for n in self.tree.body if isinstance(n, DEFINED) and n.name != self.name]
+        return without(self.source, others if _used_by(self.tree, self.name) else [])
 
     def line_with(self, pattern: str) -> int | None:
         """The first line inside the class or function that matches a regular expression."""
@@ -104,6 +99,17 @@ class Case:
         """All classes or functions of this name in the file, in the order of their lines; the last one counts."""
         nodes = (n for n in ast.walk(self.whole_tree) if isinstance(n, ast.ClassDef | ast.FunctionDef))
         return sorted((n for n in nodes if n.name == self.name), key=_line_of)
+
+    def derived(self) -> list[str]:
+        """The classes of the file that inherit from this one."""
+        nodes = [n for n in self.whole_tree.body if isinstance(n, ast.ClassDef)]
+        return [n.name for n in nodes if any(getattr(base, "id", "") == self.name for base in n.bases)]
+
+    def users(self) -> list[str]:
+        """The other classes of the file that make an object of this one, by its name."""
+        nodes = [n for n in self.whole_tree.body if isinstance(n, ast.ClassDef) and n.name != self.name]
+        made = {n.name: [c.func for c in ast.walk(n) if isinstance(c, ast.Call)] for n in nodes}
+        return [name for name, calls in made.items() if any(getattr(f, "id", "") == self.name for f in calls)]
 
     def replaced(self) -> Iterator[tuple[str, int, int]]:
         """What is defined twice on one level: its name, the line that is lost, and the line that counts."""
@@ -410,6 +416,12 @@ def _used_by(tree: ast.Module, name: str) -> list[ast.stmt]:
         found += more
         pending += more
     return found
+
+
+def _is_text(node: ast.stmt) -> bool:
+    """Whether a statement only gives a text a name, such as one for the documentation of several classes."""
+    value = node.value if isinstance(node, ast.Assign) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def _defines(node: ast.stmt) -> set[str]:

@@ -223,6 +223,23 @@ def states_unscaled(case: Case) -> int | None:
     return next((n for n, text in told if not re.search(doubt, text, re.IGNORECASE)), None)
 
 
+def states_other_scale(case: Case) -> int | None:
+    """The line that says that another scale than the usual one is meant, as that of muP; None where none does."""
+    width = r"\(?\s*(?:d_?k|d_?h\w*|head_?(?:dim|size)|dim_?head|d)\b"
+    root = rf"(?:1\s*/\s*)?(?:math\.|torch\.|np\.)?(?:sqrt|\u221a)\s*{width}"
+    instead = rf"\b(?:rather than|instead of|in place of) (?:the |a )?(?:usual |standard )?{root}"
+    said = rf"{instead}|\b(?:u-)?(?:mu|\u00b5|\u03bc)-?P\b"
+    doubt = r"\b(todo|fixme|bug|wrong|mistake|forgot|should)\b|\?"
+    told = [(n, text) for n, text in _statements(case) if re.search(said, text)]
+    return next((n for n, text in told if not re.search(doubt, text, re.IGNORECASE)), None)
+
+
+def states_mask_instead(case: Case) -> int | None:
+    """The line that says that a mask takes the place of the causal one; None where none does."""
+    said = r"\bcausal\b[^.;]{0,30}\b(?:unless|if no|without an?|only (?:if|when) no)\b[^.;]{0,30}\bmask"
+    return next((n for n, text in _statements(case) if re.search(said, text, re.IGNORECASE)), None)
+
+
 def states_output_first(case: Case) -> int | None:
     """The line that says that the output is returned before the weights; None where none does."""
     said = r"\breturns?\b\W{0,12}(?:out|output|context|result|y|x)\b[^.\n]{0,20},[^.\n]{0,12}\b(?:att\w*|weights?)"

@@ -158,7 +158,8 @@ def search_folders(path: Path) -> Iterator[Path]:
     """The file's folder and those above it up to the root of its project, each with its `src`."""
     above = path.parents[:LEVELS]
     root = next((i for i, folder in enumerate(above) if any((folder / mark).exists() for mark in MARKERS)), None)
-    most = LEVELS_WITHOUT_ROOT if root is None else root + 1
+    package = next((i for i, folder in enumerate(above) if not (folder / "__init__.py").is_file()), 0)
+    most = max(LEVELS_WITHOUT_ROOT, package + 1) if root is None else root + 1
     outside = {Path.home(), Path(tempfile.gettempdir()).resolve(), Path("/"), Path("/tmp"), Path("/home")}  # noqa: S108
     for folder in above[:most]:
         if folder in outside and folder != path.parent:

@@ -23,6 +23,7 @@ from headwise.check.trace import PRODUCTS, VIEWS
 from headwise.check.vocabulary import plain
 
 REDUCES = ("mean", "sum", "amax", "var", "std", "max", "prod", "logsumexp", "linalg_vector_norm", "norm")
+LARGEST_BIAS = 1e4  # larger ones hide a key
 ASKS = re.compile(r"(return|need|output|with|average)\w*(weight|att|map)")  # an argument that asks for weights
 
 
@@ -259,6 +260,9 @@ def _judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
         if not are_used(table, reading) and _are_scores(table, bound, reading):
             yield Note("variant", "the scores are returned, not the weights")
             continue
+        if not are_used(table, reading) and _is_bias(table, index, reading):
+            yield Note("untried", "a bias of the scores that is returned")
+            continue
         if not are_used(table, reading):
             sums = table.double().sum(-1).flatten()
             made = reading.core.trace.returned[index] if index < len(reading.core.trace.returned) else None
@@ -349,6 +353,17 @@ def _are_scores(table: Tensor, bound: Bound, reading: AttentionReading) -> bool:
     return "logit" in bound.case.text(line).lower() and any(
         x.numel() == table.numel() and same(table.reshape(x.shape), x) for x in before
     )
+
+
+def _is_bias(table: Tensor, index: int, reading: AttentionReading) -> bool:
+    """Whether it is added to the scores, is made without the input, and hides nothing."""
+    trace = reading.core.trace
+    made = trace.returned[index] if index < len(trace.returned) else None
+    if made is None or not bool(table.abs().max() < LARGEST_BIAS):
+        return False
+    before = {n.index for n in trace.ancestors([n.index for n in reading.core.nodes.softmax])}
+    added = any(made in n.parents and n.op in ("add", "add_") and n.index in before for n in trace.nodes)
+    return added and not any(n.op in PRODUCTS for n in trace.ancestors([made]))
 
 
 def _is_attached(bound: Bound, index: int) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound, Failure
 from headwise.check.calls import PLAIN, leaves
 from headwise.check.code.case import Case
@@ -293,6 +294,9 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
     if own is not None and isinstance(own.error, RuntimeError) and (said := states_one_token(case)) is not None:
         report.doubts.append(f"line {said} says that a call takes one token at a time")
         own = None
+    if own is not None and (excuse := _excuse(own, case)):
+        report.doubts.append(excuse)
+        own = None
     findings = [*_supplied(case), *missing_base(case), *_failed_imports(case)]
     if own is not None:
         report.subject, report.call = own.built, "" if own.called is None else f"forward({own.called})"
@@ -312,6 +316,19 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
         report.verdict = "wrong" if any(f.severity == "wrong" for f in findings) else "unknown"
     report.findings = settled(findings)
     return report
+
+
+def _excuse(failure: Failure, case: Case) -> str:
+    """Why an error need not be the learner's, although it came with everything that we know how to pass; or nothing."""
+    derived = case.derived()
+    if derived and (failure.deliberate or isinstance(failure.error, NotImplementedError)):
+        names = " or ".join(f"--name {name}" for name in derived[:3])
+        return f"it is the base of {', '.join(derived[:3])}, and cannot be used alone. Try {names}"
+    zero = [p.name for p in parameters_of(case.target) if type(p.default) is int and p.default == 0]
+    zero = [name for name in zero if constructor_role(name) not in ("dropout", "bias") and name not in failure.built]
+    if zero and failure.called is None and not isinstance(failure.error, CERTAIN):
+        return f"the constructor needs another {' and '.join(zero)} than 0, and what it means is not known"
+    return ""
 
 
 def _misshaped(bound: Bound) -> Finding | None:

@@ -13,7 +13,14 @@ from headwise.check.arguments import plain
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, make_inputs
 from headwise.check.code.example import example_shape
-from headwise.check.code.intent import stated_meaning, stated_shapes, states_boolean, states_left_padding, states_no_nan
+from headwise.check.code.intent import (
+    stated_meaning,
+    stated_shapes,
+    states_boolean,
+    states_left_padding,
+    states_mask_instead,
+    states_no_nan,
+)
 from headwise.check.explain import condition
 from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.mask_meaning import (
@@ -68,7 +75,7 @@ def mask_arguments(bound: Bound, reading: AttentionReading | None) -> Found:
         yield from _against_words(argument, bound, reading)
         found = [*misused(argument, bound, reading), *_overwritten(argument, bound), *_raised(argument)]
         found += _without_own_branch(argument, bound) if argument.meaning and not found else []
-        if not argument.meaning and not found:
+        if not argument.meaning and not found and argument.first("uncausal") is None:
             found += _without_effect(argument, bound, reading)
         yield from found
         three = re.search(r"dim(\(\))?\s*==\s*3|len\(\w+\.shape\)\s*==\s*3", bound.case.source) is not None
@@ -121,7 +128,10 @@ def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
             words = f"argument {argument.name}, shape {stated.meaning}, as {stated.place} says"
             words += f": {type(tried[0].error).__name__}: {tried[0].error}"
             line = _widened_before(bound, argument, tried[0]) or tried[0].line
-            against = "fragile" if said and stated is example else ""  # an example that its own text contradicts
+            remark = stated.line and "#" in bound.case.text(stated.line)
+            prepared = remark and argument.meaning and bound.case.users()  # the callers may change its shape
+            contradicted = said and stated is example  # an example that its own text contradicts
+            against = "fragile" if contradicted or prepared else ""
             return [Finding("mask-crashes", words.splitlines()[0][:200], line, severity=against)]
     if (table := _lost_queries(argument)) is not None:
         words = f"argument {argument.name}: shape (B,1,S) works, shape (B,T,S) raises {type(table.error).__name__}"
@@ -236,6 +246,7 @@ def misused(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> 
     for meaning, name in WRONG_MEANING.items():
         tried = argument.first(meaning)
         other = (meaning == "wrong sample" and by_sample) or (meaning == "queries" and argument.meaning != "")
+        other = other or (meaning == "uncausal" and states_mask_instead(bound.case) is not None)
         if tried is not None and not other:
             words = f"argument {argument.name}, shape {tried.shape}{_example(tried)}"
             only = f"{argument.name} is not None"
@@ -281,7 +292,8 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
     tried = argument.first("leaks") or argument.first("nan")
     needed = bound.form.fixed.get(argument.name) is not None  # what it takes is known, and is none of these
     if not meanings or (meanings == {"other"} and _usual_shapes_raise(argument)):
-        yield from _crash(argument) if not needed else ()
+        added = reading.core.weights.shape[-1] > bound.inputs.key.shape[1]  # it may stand for the input's tokens alone
+        yield from _crash(argument) if not needed and not added else ()
     elif tried is not None and tried.meaning == "leaks" and meanings <= {"leaks", "none", "other"}:
         words = f"argument {argument.name}, shape {tried.shape}: hidden keys keep some weight"
         seen = read(bound.called({argument.name: tried.mask.clone()}))

@@ -1,5 +1,6 @@
 """Arguments of the call that are optional: keys, flags and caches, each tried with and without."""
 
+import ast
 import contextlib
 import copy
 import functools
@@ -543,6 +544,13 @@ def _row_line(bound: Bound, seen: AttentionReading) -> int | None:
     return bound.case.line_with(r"\b(rows?|q_pos|query_pos\w*|i)\b\s*=.*arange") or None
 
 
+def _asks_for_more(bound: Bound, flag: str) -> bool:
+    """Whether a condition of the code asks for something else beside this flag, as in `self.is_decoder and flag`."""
+    tests = [n.test for n in ast.walk(bound.case.tree) if isinstance(n, ast.If | ast.IfExp)]
+    both = [test for test in tests if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)]
+    return any(flag in {getattr(value, "id", "") for value in test.values} for test in both)
+
+
 def _refused(bound: Bound, names: list[str], flags: dict[str, Any]) -> Finding | None:
     """What happens to the one cache that a call itself returns, where its argument cannot take it or ignores it."""
     cut = bound.sizes.T - 1
@@ -552,6 +560,8 @@ def _refused(bound: Bound, names: list[str], flags: dict[str, Any]) -> Finding |
     except Exception:  # the protocol is another one
         return None
     if flags and isinstance(returned, tuple | list) and any(part is None for part in returned):
+        if _asks_for_more(bound, next(iter(flags))):
+            return None
         line = bound.case.return_line(several=True)
         return Finding("cache-differs", f"with {next(iter(flags))}=True, None is returned in place of a cache", line)
     held = [part for part in cache_candidates(returned, cut) if any(part is own for own in returned)]

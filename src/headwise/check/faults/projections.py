@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.check.arguments import CallSizes, batch_for, parameters_of
 from headwise.check.binding import Bound
-from headwise.check.code.intent import states_norm
+from headwise.check.code.intent import states_norm, states_other_scale
 from headwise.check.faults.questions import (
     WEIGHTLESS,
     has_effect,
@@ -475,7 +475,7 @@ def weights_of_maps(bound: Bound, reading: AttentionReading) -> Found:
     averaged = reading.output is not None and reading.output.merge == "mean"
     if len(factors) == 2 and not averaged and None not in factors and not has_number(bound):
         total = math.prod(factor for factor in factors if factor is not None)
-        if not near(total, 1.0):
+        if not near(total, 1.0) and states_other_scale(bound.case) is None:
             first = factors[0] is not None and not near(factors[0], 1.0)
             line = (core.value_scale_line() or core.projection_line("value")) if first else None
             line = line or core.factor_line() or core.output_line()

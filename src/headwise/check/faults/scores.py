@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headwise.check.arguments import constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.code.choices import compared
-from headwise.check.code.intent import states_slopes, states_strict, states_unscaled
+from headwise.check.code.intent import states_other_scale, states_slopes, states_strict, states_unscaled
 from headwise.check.faults.questions import PARTIAL, asked_heads, has_effect, listed, near, of_stages, triangle_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
@@ -221,6 +221,8 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
             yield Note("good", f"scale 1/√{D}")
     elif near(total, 1.0) and (scores.bias is not None or _may_add_positions(bound)):
         yield Note("variant", "scores are not scaled but have a position bias (as in T5)")
+    elif (said := states_other_scale(bound.case)) is not None:
+        yield Note("variant", f"scores are scaled by {total:.4g} in place of 1/√{D}, as line {said} says")
     elif near(total, 1.0) and (said := states_unscaled(bound.case)) is not None:
         yield Note("variant", f"scores are not scaled, as line {said} says")
     elif None in factors:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.check.binding import Bound
-from headwise.check.calls import make_inputs
+from headwise.check.calls import PLAIN, make_inputs
 from headwise.check.code.candidates import NAME
 from headwise.check.code.intent import states_channels
 from headwise.check.faults import output, projections, scores
@@ -28,7 +28,8 @@ def unread_attention(bound: Bound, reading: AttentionReading | None) -> Found:
     if logarithm is not None:
         yield Finding("softmax-missing", "a log-softmax takes its place", logarithm.line)
         return
-    bare = unnormalized_scores(bound.trace, bound.inputs.query.shape[1])
+    free = not tensors(bound.thing) and bound.form.layout != PLAIN  # then how heads and tokens are laid out is a guess
+    bare = None if free else unnormalized_scores(bound.trace, bound.inputs.query.shape[1])
     if bare is not None:
         alias = None if bound.trace.softmax_nodes() else bound.case.alias_after(bare[0].line)
         line = alias or bare[1].line or bare[0].line

@@ -89,7 +89,7 @@ def causal_off(bound: Bound, reading: AttentionReading | None) -> Found:
     )
     if flag is None or reading is None or reading.pattern != "full" or bound.case.loaded is None:
         return
-    tree = bound.case.tree
+    tree = bound.case.whole_tree
     names = [p.name for p in parameters_of(bound.case.target)]
     name = getattr(bound.case.target, "__name__", "")
     made = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == name]

@@ -43,7 +43,7 @@ def text_mistakes(case: Case) -> list[Finding]:
     if definition is None:
         return []
     misspelled = [*_misspelled(definition, case.target), *_misspelled_super(definition)]
-    return [*misspelled, *_without_self(definition), *_misspelled_keys(definition, case.source)]
+    return [*misspelled, *_without_self(definition), *_misspelled_keys(definition, case.whole)]
 
 
 def _methods(definition: ast.ClassDef) -> list[ast.FunctionDef]:

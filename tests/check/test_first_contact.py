@@ -334,7 +334,8 @@ def test_a_width_that_must_be_divisible_is_tried_with_its_multiples(tmp_path):
     report = judged(tmp_path, GROUPS)
     assert report.verdict == "variant", report
     sizes = next(item.words for item in report.certificate if "three sizes" in item.name)
-    assert [part.split()[0] for part in sizes.split(", ")] == ["32", "224", "160"]  # multiples of 32 and of the heads, of which a picture has 7 and 5
+    multiples = ["32", "224", "160"]  # of 32 and of the number of heads: 4, then 7 and 5, as it is a picture
+    assert [part.split()[0] for part in sizes.split(", ")] == multiples
 
 
 LISTED = """import torch

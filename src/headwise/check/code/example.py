@@ -28,8 +28,9 @@ def example_shape(case: Case, name: str) -> Stated | None:
         inputs = [node for n, node in given.items() if call_role(n) in ("self", "query")]
         if name in given and inputs:
             with contextlib.suppress(Exception):  # it needs something that is not here
-                x, mask = _values(statements[:position], [inputs[0], given[name]], case)
-                shape = _in_words(x, mask)
+                keys = [node for n, node in given.items() if call_role(n) in ("key", "memory")][:1]
+                mask, *given_inputs = _values(statements[:position], [given[name], inputs[0], *keys], case)
+                shape = _in_words(mask, *given_inputs)
                 return None if shape is None else Stated(shape, call.lineno)
     return None
 
@@ -84,12 +85,12 @@ def _values(before: list[ast.stmt], wanted: list[ast.expr], case: Case) -> list[
     return [eval(compile(ast.Expression(node), "example", "eval"), space) for node in wanted]  # noqa: S307
 
 
-def _in_words(x: Any, mask: Any) -> str | None:
+def _in_words(mask: Any, *inputs: Any) -> str | None:
     """`(B,T,S)` for a mask of one table for every sample; None where sizes do not tell the axes apart."""
-    if not isinstance(x, Tensor) or not isinstance(mask, Tensor) or x.dim() != 3:
+    if not all(isinstance(x, Tensor) and x.dim() == 3 for x in inputs) or not isinstance(mask, Tensor):
         return None
-    batch, tokens = x.shape[:2]
-    letters = {1: "1", batch: "b", tokens: "t"}
-    if len({1, batch, tokens}) < 3:
+    batch, lengths = inputs[0].shape[0], {x.shape[1] for x in inputs}
+    if lengths & {1, batch} or batch == 1:
         return None
+    letters = {1: "1", batch: "b"} | dict.fromkeys(lengths, "t")
     return SHAPES.get("".join(letters.get(size, "?") for size in mask.shape))

@@ -82,7 +82,7 @@ def stated_shapes(case: Case, name: str) -> list[Stated]:
         text = first if re.search(others, first) else said  # what follows is the shape that it is given later
         text = "" if _is_of_other(case, line, name) else text
         for part in _about("" if _computes(text, name) or OTHER_MASK.search(text) else text, name, others):
-            before = NEXT.split(part[:120])[0]
+            before = NEXT.split(re.sub(r"\s+", " ", part)[:120])[0]
             near = re.match(r"\w+.{0,40}?[(\[]", before) is not None
             groups = re.findall(r"[(\[]([\w\s,·*]+)[)\]]", before) if near else []
             shapes = [shape for group in groups if (shape := _shape(group.split(",")))]
@@ -118,6 +118,15 @@ def states_boolean(case: Case, name: str) -> int | None:
     annotated = next((n for n, text in lines if re.search(typed, text)), None)
     told = ((n, part) for n, text in _statements(case) for part in _described(text, name))
     said = (n for n, part in told if re.search(r"\bbool(ean|s)?\b", part, re.IGNORECASE))
+    return next(said, annotated)
+
+
+def states_integers(case: Case, name: str) -> int | None:
+    """The line that says that this mask holds whole numbers: a word of the text, or the type of the argument."""
+    typed = rf"\b{re.escape(name)}\s*:\s*[^,=)]*\b(LongTensor|IntTensor|Int\[)"
+    annotated = next((n for n, text in enumerate(case.source.splitlines(), 1) if re.search(typed, text)), None)
+    told = ((n, part) for n, text in _statements(case) for part in _described(text, name))
+    said = (n for n, part in told if re.search(r"\b(u?int\d*|integers?|long)\b", part, re.IGNORECASE))
     return next(said, annotated)
 
 

@@ -48,7 +48,8 @@ class TriedMask:
 
     shape: str
     mask: Tensor
-    # keep, drop, additive, none, leaks, after, discarded, wrong sample, transposed, queries, some heads, nan, other;
+    # keep, drop, additive, none, leaks, after, discarded, wrong sample, transposed, queries, some heads, turned in
+    # some heads, nan, other;
     # misfit if the output has another shape, empty if it raised
     meaning: str = ""
     error: Exception | None = None
@@ -57,6 +58,7 @@ class TriedMask:
     meant: Tensor | None = None  # what the mask should mean, True = visible
     modified: bool = False  # the call wrote into the mask
     raised: bool = False  # the keys that remain have equal weights, whatever the scores
+    of_integers: bool = False  # the same mask, of whole numbers in place of booleans, means something else
 
 
 @dataclass
@@ -160,6 +162,8 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
         ones = trial(first.shape, first.mask.double(), first.meant)
         if ones.meaning != first.meaning:  # numbers take another branch
             argument.tried += _added(trial, first.shape, first.mask, first.meant)
+        whole = trial(first.shape, first.mask.long(), first.meant)
+        first.of_integers = whole.error is None and whole.meaning not in (first.meaning, "additive")
     if not argument.meaning:
         B, H, T, S = reading.core.weights.shape
         lengths = 1 + torch.arange(B) % (S - 1)
@@ -450,6 +454,9 @@ def _misplaced(seen: Tensor, meant: Tensor, base: Tensor) -> str:
         if not by_key and square and agree(seen, wanted.mT & base):
             return "transposed"
         heads = [agree(seen[:, h], (wanted & base)[:, h]) for h in range(seen.shape[1])]
+        turned = [agree(seen[:, h], (~wanted & base)[:, h]) for h in range(seen.shape[1])]
+        if any(heads) and any(turned) and all(a or b for a, b in zip(heads, turned, strict=True)):
+            return "turned"
         idle = [bool(seen[:, h].eq(base[:, h]).all()) for h in range(seen.shape[1])]
         if any(heads) and all(a or b for a, b in zip(heads, idle, strict=True)):
             return "some heads"

@@ -17,6 +17,7 @@ from headwise.check.code.intent import (
     stated_meaning,
     stated_shapes,
     states_boolean,
+    states_integers,
     states_left_padding,
     states_mask_instead,
     states_no_nan,
@@ -49,6 +50,7 @@ WRONG_MEANING = {
     "after": "mask-after-softmax", "discarded": "mask-discarded", "wrong sample": "mask-wrong-sample",
     "transposed": "mask-transposed", "scaled": "mask-scaled", "queries": "mask-on-queries",
     "both": "mask-empties-rows",
+    "turned": "mask-turned",
     "some heads": "mask-some-heads", "uncausal": "mask-replaces-causal", "either": "masks-combined",
     "rescaled": "mask-rescales", "one more": "mask-off-by-one", "one less": "mask-off-by-one",
 }  # fmt: skip
@@ -82,6 +84,7 @@ def mask_arguments(bound: Bound, reading: AttentionReading | None) -> Found:
         if argument.meaning and (three or not any("(B" in shape for shape in argument.shapes())):
             found += _by_head_instead(argument, bound, reading)
             yield from found
+        yield from _of_integers(argument, bound)
         if argument.meaning:
             yield Note("good", argument.words())
         elif not found:
@@ -251,7 +254,24 @@ def misused(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> 
             words = f"argument {argument.name}, shape {tried.shape}{_example(tried)}"
             only = f"{argument.name} is not None"
             line = bound.case.enclosing_condition(tried.line, only) if meaning == "some heads" else None
+            line = _inverting_line(tried, bound, argument.name) if meaning == "turned" else line
             yield Finding(name, words, line or tried.line or reading.core.softmax_line)
+
+
+def _inverting_line(tried: TriedMask, bound: Bound, name: str) -> int | None:
+    """The line that compares or inverts a mask, in a call with it."""
+    nodes = bound.called({name: tried.mask.clone()}).trace.nodes
+    return next((n.line for n in nodes if n.op in COMPARES and n.line is not None), None)
+
+
+def _of_integers(argument: MaskArgument, bound: Bound) -> Iterator[Finding]:
+    """A mask of whole numbers must mean what one of booleans means, at least where the file says that it holds them."""
+    first = next((t for t in argument.tried if t.of_integers), None)
+    if first is not None:
+        said = states_integers(bound.case, argument.name)
+        words = f"argument {argument.name}, shape {first.shape}" + (f", as line {said} says" if said else "")
+        line = _inverting_line(first, bound, argument.name) or first.line
+        yield Finding("mask-integers", words, line, severity="wrong" if said else "")
 
 
 def _example(tried: TriedMask) -> str:

@@ -53,6 +53,20 @@ def unread_scores(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("scale-other", words, rounded.line)
 
 
+@of_stages
+def shifted_softmax(bound: Bound, reading: AttentionReading) -> Found:
+    """The number that a softmax by hand subtracts from a row must be the same for all keys of that row."""
+    trace = bound.trace
+    made = [n for n in trace.ancestors([n.index for n in reading.core.nodes.softmax]) if n.op in ("exp", "exp2")]
+    for node in (trace.nodes[p] for n in made for p in n.parents[:1]):
+        operands = [trace.nodes[p] for p in node.parents[:2]] if node.op.rstrip("_") == "sub" else []
+        least = operands[1] if len(operands) == 2 else None
+        if least is not None and least.op in ("amax", "max") and least.value.shape[-1] > 1 == least.value.shape[-2]:
+            words = "the maximum that is subtracted is taken over queries, and differs from key to key"
+            yield Finding("softmax-axis", words, least.line)
+            return
+
+
 def named_layers(thing: Any) -> list[tuple[str, nn.Module]]:
     """The layers of an object by name; none where it is no module."""
     return [*thing.named_modules()] if isinstance(thing, nn.Module) else []

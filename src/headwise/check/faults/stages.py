@@ -185,6 +185,7 @@ STAGES: tuple[Fault, ...] = (
     projections.shared_projections,
     projections.weights_of_maps,
     scores.unread_scores,
+    scores.shifted_softmax,
     scores.softmax,
     scores.scale,
     projections.shared_heads,  # after the scale, which is wrong whoever shares what

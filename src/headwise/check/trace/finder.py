@@ -37,18 +37,21 @@ class AttentionNodes:
         weights = [w if side == 0 else r.mT for w, r, side in zip(*_operands(self.products), self.sides, strict=True)]
         values = [r if side == 0 else w.mT for w, r, side in zip(*_operands(self.products), self.sides, strict=True)]
         heads = [_row(_batched(n.value)) for n in self.products]
-        query, key = zip(*(_query_and_keys(n) for n in self.scores), strict=True)
+        query, key = _queries_and_keys(self.scores)
         if any(x.shape[1] != 1 for x in (*weights, *query, *heads)):
             return
-        groups = [range(i, i + T) for i in range(0, len(weights), T)]
-        longest = [max(group, key=lambda i: key[i].shape[1]) for group in groups]
         S = max(k.shape[1] for k in key)
         wide = [torch.nn.functional.pad(w, (0, S - w.shape[-1])) for w in weights]
-        joined = [[torch.cat([x[i] for i in group], 1) for group in groups] for x in (wide, query, heads)]
-        for order in _orders(joined[0], B):
-            weights4, query4, heads4 = (order(x) for x in joined)
-            key4, value4 = order([key[i] for i in longest]), order([values[i] for i in longest])
-            yield Core(query4, key4, value4, weights4, None, heads4, self, True, f"{order.kind}, one product per query")
+        for groups in _queries_of_heads(len(weights), T, 1 if len(weights[0]) == B else B):
+            longest = [max(group, key=lambda i: key[i].shape[1]) for group in groups]
+            if any(key[i].shape[1] != S for i in longest):
+                continue
+            joined = [[torch.cat([x[i] for i in group], 1) for group in groups] for x in (wide, query, heads)]
+            for order in _orders(joined[0], B):
+                weights4, query4, heads4 = (order(x) for x in joined)
+                key4, value4 = order([key[i] for i in longest]), order([values[i] for i in longest])
+                kind = f"{order.kind}, one product per query"
+                yield Core(query4, key4, value4, weights4, None, heads4, self, True, kind)
 
     def _arrangements(self, B: int, T: int = 0) -> "Iterator[Core]":
         first = self.sides[0] == 0
@@ -192,12 +195,19 @@ def _first_products(trace: Trace, node: Node) -> list[tuple[Node, int]]:
     return found
 
 
-def _query_and_keys(node: Node) -> tuple[Tensor, Tensor]:
-    """(N, 1, D) and (N, S, D) of a product of one query with its keys, on whichever side it stands."""
-    left, right = _operands([node])
-    if left[0].shape[1] == 1 and (right[0].dim() == 3 and right[0].shape[1] == left[0].shape[2]):
-        return left[0], right[0].mT
-    return _row(right[0]), left[0]
+def _queries_of_heads(count: int, T: int, samples: int) -> Iterator[list[list[int]]]:
+    """Which products are those of the T queries of a head: in loops over queries inside heads, or the other way."""
+    yield [[*range(i, i + T)] for i in range(0, count, T)]
+    H = count // (samples * T)
+    if H > 1 and count == samples * T * H:
+        yield [[(b * T + t) * H + h for t in range(T)] for b in range(samples) for h in range(H)]
+
+
+def _queries_and_keys(nodes: list[Node]) -> tuple[list[Tensor], list[Tensor]]:
+    """(N, 1, D) and (N, S, D) of products of one query with its keys, on the same side in all of them."""
+    left, right = _operands(nodes)
+    fits = all(a.shape[1] == 1 and b.dim() == 3 and b.shape[1] == a.shape[2] for a, b in zip(left, right, strict=True))
+    return (left, [x.mT for x in right]) if fits else ([_row(x) for x in right], left)
 
 
 def _row(x: Tensor) -> Tensor:

@@ -165,6 +165,8 @@ def _is_unfinished(run: PartialRun, gaps: Gaps, report: Report) -> bool:
         return bool(gaps.found) or report.verdict == "unknown"
     if report.cause == "no-return" or _is_open_ended(run.bound.case):
         return run.reached.last < 10
+    if run.reached.kind == "projections" and run.bound.trace.softmax_nodes():
+        return False  # it goes on in a way that is not understood
     return run.reached.kind in ("projections", "scores", "weights") and run.reached.returned
 
 

@@ -268,6 +268,10 @@ def _with_names(
     for changed in [several, *second] if several else second:
         for arguments in filled:
             yield _built(cls, arguments | changed, natural=False)
+    asked = _asked_of_flags(cls)
+    for p in parameters:
+        if not unknown and p.default is False and p.name in asked:
+            yield _built(cls, known | {p.name: True}, natural=False)
     for p in parameters:  # something on by default may need inputs that we do not know
         count = type(p.default) is int and 1 < p.default <= 64
         if not unknown and p.name not in known and (p.default is True or count):
@@ -282,6 +286,15 @@ def _parts(cls: type, names: list[str], sizes: CallSizes, namespace: Mapping[str
     except Exception:  # a part that cannot be made
         return {}
     return parts
+
+
+def _asked_of_flags(cls: type) -> set[str]:
+    """Names in the conditions under which the code refuses its arguments."""
+    nodes = [*ast.walk(source_tree(cls))]
+    tests = [n.test for n in nodes if isinstance(n, ast.Assert)]
+    tests += [n.test for n in nodes if isinstance(n, ast.If) and any(isinstance(part, ast.Raise) for part in n.body)]
+    read = [n for test in tests for n in ast.walk(test) if isinstance(n, ast.Name | ast.Attribute)]
+    return {n.id if isinstance(n, ast.Name) else n.attr for n in read}
 
 
 def _first_made(part: type, sizes: CallSizes) -> Any:

@@ -50,6 +50,7 @@ DENIED = {
 ELSEWHERE = {"attends-over-heads", "attends-over-features", "attends-over-batch"}
 DENIED |= dict.fromkeys(ELSEWHERE, ("mask",))
 ALWAYS_SAID = set(FAULTS)  # what the others measure is a part of the certificate, and means little outside it
+STAGES = 5  # queries, keys, values, scores and output
 RANK = {"right": 3, "variant": 3, "partial": 3, "wrong": 2, "unfinished": 2, "unknown": 0}
 
 
@@ -62,6 +63,7 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
         return _located(Report("wrong", case.name, findings=found, file=case.filename or ""), case)
     case.progress("binding")
     failures: list[Failure] = []
+    whole = False
     bound = None if build is None and call is None else bind_as_told(case, build, call)
     if bound is None:
         bound, failures = bind(case)
@@ -73,8 +75,8 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
         report = judge_unbound(case, bound, failures or (bound.failures if bound else []))
         add_unbound(report, case)
     else:
-        report = _judge_bound(bound)
-    report = review(case, report)
+        report, whole = _judge_bound(bound)
+    report = report if whole else review(case, report)
     _located(report, case)
     if case.assignment is not None:
         report.compared = case.assignment.asked
@@ -141,7 +143,8 @@ def _is_narrowed(bound: Bound) -> bool:
     return any("cannot be multiplied" not in str(f.error) for f in late)
 
 
-def _judge_bound(bound: Bound) -> Report:
+def _judge_bound(bound: Bound) -> tuple[Report, bool]:
+    """The report on a call that gave an output, and whether everything from the queries to the output was read."""
     name = "forward" if isinstance(bound.thing, torch.nn.Module) else "call"
     layout = "" if bound.form.layout == PLAIN else f", {bound.form.layout}"
     report = Report("unknown", bound.built.text, f"{name}({bound.form.words()}){layout}")
@@ -160,8 +163,8 @@ def _judge_bound(bound: Bound) -> Report:
             report.findings = settled(found.findings)
             report.evidence = Claim(bound, reading)
     except Exception as error:  # a fault of the checker must never read as a fault of the learner
-        return Report("unknown", report.subject, report.call, doubts=[own_fault(error)])
-    return report
+        return Report("unknown", report.subject, report.call, doubts=[own_fault(error)]), False
+    return report, reading is not None and reading.between_tokens and reading.understood == STAGES
 
 
 def _take(report: Report, found: Examination) -> None:

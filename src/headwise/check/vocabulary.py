@@ -180,7 +180,7 @@ VALUES: tuple[tuple[str, Any], ...] = (
     (r"(d|dim|q|kv|k|v)*(lora|latent|low|bottleneck)*rank", 12),
 )
 MEMORY_WIDTH = re.compile(
-    r"(context|cross|memory|kv|cond|encoder|enc)(dim|size|width|attentiondim)|d(context|cross|memory)"
+    r"(context|cross|memory|kv|cond|encoder|enc)(dim|size|width|attentiondim)|d(im)?(context|cross|memory)"
 )
 WEIGHTS_IN = Meaning(
     "weights",

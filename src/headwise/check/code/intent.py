@@ -26,6 +26,11 @@ TOKENS = re.compile(
     r"1|\w*(seq|len|tok|time|pos)\w*|[tslqknmij]|[tslqk]_?\d?|tgt|src|target|source|keys?|quer(y|ies)|num_\w+",
     re.IGNORECASE,
 )
+MASK = r"\b(?!masked\b|masking\b)\w*mask\w*\b"
+OF_TORCH = re.compile(
+    r"\b(?:in|by) (?:py)?torch\b|\btorch's\b|\bkernel\b|\b(?:sdpa|attention|torch) (?:expects|wants|takes|uses|reads)\b",
+    re.I,
+)
 OTHER_MASK = re.compile(r"\b(padding|pad|causal|ahead|key|source|target)[ -]masks?\b", re.IGNORECASE)
 # Where a description of a shape ends: an arrow, or the name of something else.
 NEXT = re.compile(r"->|→|=>|变为|\bbecomes\b|\breturns?\b|\s(?!shapes?|sizes?|mask)[a-z_]+\s*:\s", re.IGNORECASE)
@@ -56,7 +61,7 @@ def stated_meaning(case: Case, name: str) -> Stated | None:
         found = [
             Stated(meaning, line)
             for line, said in _statements(case, text)
-            for part in _about(said, name)
+            for part in _about("" if OF_TORCH.search(said) or _is_of_other(case, line, name) else said, name)
             if (meaning := _meaning(part)) is not None
         ]
         if found:
@@ -64,7 +69,7 @@ def stated_meaning(case: Case, name: str) -> Stated | None:
     return None
 
 
-def _about(text: str, name: str, others: str = r"\b\w*mask\w*\b|\b\w+_lens?\b") -> Iterator[str]:
+def _about(text: str, name: str, others: str = rf"{MASK}|\b\w+_lens?\b") -> Iterator[str]:
     """The part of a line that speaks of this mask: from its name, or from the word mask, to the name of another one."""
     names = list(re.finditer(others, text, re.IGNORECASE))
     for i, match in enumerate(names):
@@ -77,7 +82,7 @@ def stated_shapes(case: Case, name: str) -> list[Stated]:
     """Every shape that the file states for this mask, such as (B,S) or (B,T,S); of an arrow, what comes before it."""
     found = []
     for line, said in _statements(case):
-        others = r"\b\w*mask\w*\b"
+        others = MASK
         first = ARROW.split(said)[0]
         text = first if re.search(others, first) else said  # what follows is the shape that it is given later
         text = "" if _is_of_other(case, line, name) else text
@@ -91,13 +96,27 @@ def stated_shapes(case: Case, name: str) -> list[Stated]:
 
 
 def _is_of_other(case: Case, line: int, name: str) -> bool:
-    """Whether a comment on a line of its own is followed by a statement that makes another mask."""
-    lines = case.source.splitlines()
-    if line == 0 or not lines[line - 1].lstrip().startswith("#"):
+    """Whether a comment on a line of its own is followed by a statement that makes another mask.
+
+    Or whether a line of a docstring stands under the name of another mask.
+    """
+    lines = case.whole.splitlines()
+    if line == 0:
         return False
+    if not lines[line - 1].lstrip().startswith("#"):
+        above = (
+            text for text in reversed(lines[: line - 1]) if text.strip() and _indent(text) < _indent(lines[line - 1])
+        )
+        heading = re.match(r"\s*[`*-]*\s*(\w+)`*\s*(?:\([^)]*\))?\s*:", next(above, ""))
+        other = heading is not None and heading[1] not in (name, "mask", "masks")
+        return other and heading is not None and call_role(heading[1]) == "mask"
     code = next((text for text in lines[line:] if text.strip() and not text.lstrip().startswith("#")), "")
     made = re.match(r"\s*(\w+)\s*=[^=]", code)
     return made is not None and made[1] != name and call_role(made[1]) == "mask"
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip())
 
 
 def _shape(axes: list[str]) -> str:

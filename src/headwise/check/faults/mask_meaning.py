@@ -163,7 +163,8 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
         if ones.meaning != first.meaning:  # numbers take another branch
             argument.tried += _added(trial, first.shape, first.mask, first.meant)
         whole = trial(first.shape, first.mask.long(), first.meant)
-        first.of_integers = whole.error is None and whole.meaning not in (first.meaning, "additive")
+        other = whole.error is None and whole.meaning not in (first.meaning, "additive")
+        first.of_integers = first.meaning in ("keep", "drop") and other
     if not argument.meaning:
         B, H, T, S = reading.core.weights.shape
         lengths = 1 + torch.arange(B) % (S - 1)

@@ -46,6 +46,7 @@ from headwise.check.reading import AttentionReading, pattern, read
 from headwise.check.trace import COMPARES, REPEATS, error_line, find_attention, is_deliberate
 
 PLAIN_ERRORS = (AttributeError, NameError, TypeError, KeyError)
+MEMORY_MASK = re.compile(r"(context|memory|mem|enc|encoder|kv|keys?|source|src|cross|cond)\w*mask")
 WRONG_MEANING = {
     "after": "mask-after-softmax", "discarded": "mask-discarded", "wrong sample": "mask-wrong-sample",
     "transposed": "mask-transposed", "scaled": "mask-scaled", "queries": "mask-on-queries",
@@ -77,7 +78,8 @@ def mask_arguments(bound: Bound, reading: AttentionReading | None) -> Found:
         yield from _against_words(argument, bound, reading)
         found = [*misused(argument, bound, reading), *_overwritten(argument, bound), *_raised(argument)]
         found += _without_own_branch(argument, bound) if argument.meaning and not found else []
-        if not argument.meaning and not found and argument.first("uncausal") is None:
+        excused = argument.first("uncausal") or (argument.first("queries") if _of_queries(argument, bound) else None)
+        if not argument.meaning and not found and excused is None:
             found += _without_effect(argument, bound, reading)
         yield from found
         three = re.search(r"dim(\(\))?\s*==\s*3|len\(\w+\.shape\)\s*==\s*3", bound.case.source) is not None
@@ -249,13 +251,43 @@ def misused(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> 
     for meaning, name in WRONG_MEANING.items():
         tried = argument.first(meaning)
         other = (meaning == "wrong sample" and by_sample) or (meaning == "queries" and argument.meaning != "")
-        other = other or (meaning == "uncausal" and states_mask_instead(bound.case) is not None)
+        other = other or (meaning == "uncausal" and _holds_causal(argument, bound))
+        other = other or (meaning == "queries" and _of_queries(argument, bound))
         if tried is not None and not other:
             words = f"argument {argument.name}, shape {tried.shape}{_example(tried)}"
             only = f"{argument.name} is not None"
             line = bound.case.enclosing_condition(tried.line, only) if meaning == "some heads" else None
             line = _inverting_line(tried, bound, argument.name) if meaning == "turned" else line
             yield Finding(name, words, line or tried.line or reading.core.softmax_line)
+
+
+def _holds_causal(argument: MaskArgument, bound: Bound) -> bool:
+    """Whether a mask is meant to bring the causal one with it: the file says so, or makes such masks."""
+    named = rf"\bcausal_mask\s*=\s*{re.escape(argument.name)}\b"
+    made = r"\b(?:def |=\s*(?:self\.)?)(?:_?create|_?update|_?make|_?prepare|_?build|_?get)_\w*causal\w*\("
+    return (
+        states_mask_instead(bound.case) is not None
+        or re.search(named, bound.case.own) is not None
+        or (bool(bound.case.users()) and re.search(made, bound.case.whole) is not None)
+    )
+
+
+def _of_queries(argument: MaskArgument, bound: Bound) -> bool:
+    """Whether another mask is named for the memory, so that this one speaks of the tokens that ask."""
+    others = [plain(name) for name in bound.form.masks if name != argument.name]
+    return MEMORY_MASK.match(plain(argument.name)) is None and any(MEMORY_MASK.match(name) for name in others)
+
+
+def _acts_beside(argument: MaskArgument, bound: Bound) -> bool:
+    """Whether it has an effect where another mask, which hides nothing, is passed as well."""
+    ones = torch.ones(bound.inputs.query.shape[:2], dtype=torch.bool)
+    for other in (name for name in bound.form.masks if name != argument.name):
+        alone = bound.output_of(bound.inputs, {other: ones.clone()})
+        for tried in (t for t in argument.tried if t.error is None and t.shape == "(B,S)"):
+            both = bound.output_of(bound.inputs, {other: ones.clone(), argument.name: tried.mask.clone()})
+            if alone is not None and both is not None and not same(alone.nan_to_num(), both.nan_to_num()):
+                return True
+    return False
 
 
 def _inverting_line(tried: TriedMask, bound: Bound, name: str) -> int | None:
@@ -328,6 +360,8 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
         filled = None if core is None else core.bad_fill_line()
         yield Finding("mask-nan", words, filled or tried.line or reading.core.softmax_line)
     elif meanings == {"none"} and "mask" in plain(argument.name) and "head" not in plain(argument.name):
+        if _acts_beside(argument, bound):
+            return
         words = f"argument {argument.name}: no mask that it accepts changes any weight"
         if _acts_in_a_new_object(argument, bound):
             words = f"after a call without {argument.name}, it has no effect; in a new object it has"

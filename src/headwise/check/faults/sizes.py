@@ -31,7 +31,7 @@ GROUPS = 2  # key/value heads for six query heads
 LONG = 257  # tokens, more than the chunks that people choose
 HEAD_WIDTH = re.compile(r"dimhead|dhead|headdim|headsize|headwidth|^d_?k$|^keydim$|^qkdim$")
 MORE = 3  # numbers in a width that is changed alone
-OUTPUT_WIDTH = 12  # more than the input width, in the settings in which they differ
+OUTPUT_WIDTH = 2  # more in every head than the input width has, in the settings in which they differ
 
 
 def small_batch(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -290,8 +290,9 @@ def _widths(bound: Bound) -> Found:
     roles = {constructor_role(name) for name in asked}
     sizes = _settings_for(bound)[0]
     if {"width", "out_width"} <= roles:
-        yield from _different(bound, fitting(bound, replace(sizes, O=sizes.E + OUTPUT_WIDTH)), "")
-        yield from _refused_width(bound, fitting(bound, replace(sizes, E=sizes.E + 1, O=sizes.E + OUTPUT_WIDTH)))
+        wide = sizes.E + OUTPUT_WIDTH * sizes.H
+        yield from _different(bound, fitting(bound, replace(sizes, O=wide)), "")
+        yield from _refused_width(bound, fitting(bound, replace(sizes, E=sizes.E + 1, O=wide)))
     elif {"head_width", "value_width"} <= roles:
         yield from _different(bound, fitting(bound, replace(sizes, V=sizes.D + 1)), "")
     if bound.built.config is None:
@@ -386,11 +387,12 @@ def _refused_width(bound: Bound, sizes: CallSizes) -> Found:
 
 def _splits_input(bound: Bound, sizes: CallSizes) -> bool:
     """Whether heads share the width of the input, whatever the width of the output is."""
+    width = sizes.O - OUTPUT_WIDTH * sizes.H
     try:
-        seen = read(bound.resized(replace(sizes, E=sizes.O - OUTPUT_WIDTH)))
+        seen = read(bound.resized(replace(sizes, E=width)))
     except Exception:  # what raises says nothing about heads
         return False
-    return seen is not None and seen.core.query.shape[-1] * sizes.H == sizes.O - OUTPUT_WIDTH
+    return seen is not None and seen.core.query.shape[-1] * sizes.H == width
 
 
 def _different(bound: Bound, sizes: CallSizes, severity: str) -> Found:

@@ -197,6 +197,11 @@ def _with_config(
             unknown.update({key: choices(key, uses, own, sizes) for key in missed})
             if not missed:
                 break
+    first = {key: found[0] for key, found in unknown.items()}
+    for p in parameters:
+        if p.name in flags_asked_of(cls):
+            config = StandInConfig(sizes, own, first, None, uses)
+            yield replace(_configured(cls, parameters, kinds, config, 0, {p.name: True}), natural=False, guessed=1)
 
 
 def _picks(
@@ -220,11 +225,12 @@ def _configured(
     kinds: Mapping[str, type | None],
     plain_one: StandInConfig,
     level: int,
+    flags: Mapping[str, bool] | None = None,
 ) -> Built:
     """A way to construct with a configuration, of the class that is annotated where there is one."""
     kind = next((kind for kind in kinds.values() if kind is not None), None)
     config = StandInConfig(plain_one._sizes, plain_one._own, plain_one._extra, kind, plain_one._uses)
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = dict(flags or {})
     for p in parameters:
         if p.name in kinds:
             arguments[p.name] = config
@@ -268,9 +274,9 @@ def _with_names(
     for changed in [several, *second] if several else second:
         for arguments in filled:
             yield _built(cls, arguments | changed, natural=False)
-    asked = _asked_of_flags(cls)
+    asked = flags_asked_of(cls)
     for p in parameters:
-        if not unknown and p.default is False and p.name in asked:
+        if not unknown and p.name in asked:
             yield _built(cls, known | {p.name: True}, natural=False)
     for p in parameters:  # something on by default may need inputs that we do not know
         count = type(p.default) is int and 1 < p.default <= 64
@@ -288,13 +294,14 @@ def _parts(cls: type, names: list[str], sizes: CallSizes, namespace: Mapping[str
     return parts
 
 
-def _asked_of_flags(cls: type) -> set[str]:
-    """Names in the conditions under which the code refuses its arguments."""
+def flags_asked_of(cls: type) -> set[str]:
+    """Names in the conditions under which the code refuses its arguments, of flags that are off by default."""
     nodes = [*ast.walk(source_tree(cls))]
     tests = [n.test for n in nodes if isinstance(n, ast.Assert)]
     tests += [n.test for n in nodes if isinstance(n, ast.If) and any(isinstance(part, ast.Raise) for part in n.body)]
     read = [n for test in tests for n in ast.walk(test) if isinstance(n, ast.Name | ast.Attribute)]
-    return {n.id if isinstance(n, ast.Name) else n.attr for n in read}
+    names = {n.id if isinstance(n, ast.Name) else n.attr for n in read}
+    return {p.name for p in constructor_parameters(cls) if p.default is False} & names
 
 
 def _first_made(part: type, sizes: CallSizes) -> Any:

@@ -28,8 +28,8 @@ TOKENS = re.compile(
 )
 MASK = r"\b(?!masked\b|masking\b)\w*mask\w*\b"
 OF_TORCH = re.compile(
-    r"\b(?:in|by) (?:py)?torch\b|\btorch's\b|\bkernel\b|\b(?:sdpa|attention|torch) (?:expects|wants|takes|uses|reads)\b",
-    re.I,
+    r"\b(?:in|by) (?:py)?torch\b|\b(?:py)?torch's\b|\bkernel\b|\b(?:sdpa|torch) (?:expects|wants|takes|reads)\b",
+    re.IGNORECASE,
 )
 OTHER_MASK = re.compile(r"\b(padding|pad|causal|ahead|key|source|target)[ -]masks?\b", re.IGNORECASE)
 # Where a description of a shape ends: an arrow, or the name of something else.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from headwise.check.arguments import constructor_role, parameters_of
+from headwise.check.arguments import constructor_role, flags_asked_of, parameters_of
 from headwise.check.binding import Bound, Failure
 from headwise.check.calls import PLAIN, leaves
 from headwise.check.code.case import Case
@@ -324,6 +324,9 @@ def _excuse(failure: Failure, case: Case) -> str:
     if derived and (failure.deliberate or isinstance(failure.error, NotImplementedError)):
         names = " or ".join(f"--name {name}" for name in derived[:3])
         return f"it is the base of {', '.join(derived[:3])}, and cannot be used alone. Try {names}"
+    flags = sorted(flags_asked_of(case.target)) if inspect.isclass(case.target) else []
+    if flags and failure.called is None and (failure.deliberate or isinstance(failure.error, AssertionError)):
+        return f"the constructor asks for flags that are off by default: {', '.join(flags[:3])}"
     zero = [p.name for p in parameters_of(case.target) if type(p.default) is int and p.default == 0]
     zero = [name for name in zero if constructor_role(name) not in ("dropout", "bias") and name not in failure.built]
     if zero and failure.called is None and not isinstance(failure.error, CERTAIN):

@@ -560,7 +560,8 @@ def _refused(bound: Bound, names: list[str], flags: dict[str, Any]) -> Finding |
     except Exception:  # the protocol is another one
         return None
     if flags and isinstance(returned, tuple | list) and any(part is None for part in returned):
-        if _asks_for_more(bound, next(iter(flags))):
+        kept_in_object = any(re.search(rf"\b{re.escape(name)}\.update\(", bound.case.source) for name in names)
+        if kept_in_object or _asks_for_more(bound, next(iter(flags))):
             return None
         line = bound.case.return_line(several=True)
         return Finding("cache-differs", f"with {next(iter(flags))}=True, None is returned in place of a cache", line)

@@ -256,7 +256,7 @@ def states_other_scale(case: Case) -> int | None:
     width = r"\(?\s*(?:d_?k|d_?h\w*|head_?(?:dim|size)|dim_?head|d)\b"
     root = rf"(?:1\s*/\s*)?(?:math\.|torch\.|np\.)?(?:sqrt|\u221a)\s*{width}"
     instead = rf"\b(?:rather than|instead of|in place of) (?:the |a )?(?:usual |standard )?{root}"
-    said = rf"{instead}|\b(?:u-)?(?:mu|\u00b5|\u03bc)-?P\b"
+    said = rf"(?i:{instead})|\b(?:u-)?(?:mu|\u00b5|\u03bc)-?P\b"
     doubt = r"\b(todo|fixme|bug|wrong|mistake|forgot|should)\b|\?"
     told = [(n, text) for n, text in _statements(case) if re.search(said, text)]
     return next((n for n, text in told if not re.search(doubt, text, re.IGNORECASE)), None)

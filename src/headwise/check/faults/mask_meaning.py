@@ -232,7 +232,7 @@ def _added(trial: "MaskTrial", shape: str, mask: Tensor, meant: Tensor) -> list[
     added = trial(shape, torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -1e9), meant)
     if added.meaning == "keep":
         added.meaning = _added_meaning(trial, shape, mask, meant)
-    return [added] if added.meaning in ("additive", "scaled", "rescaled") else []
+    return [added] if added.meaning in ("additive", "scaled", "rescaled", "uncausal") else []
 
 
 def _added_meaning(trial: "MaskTrial", shape: str, mask: Tensor, meant: Tensor) -> str:

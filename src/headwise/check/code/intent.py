@@ -292,7 +292,7 @@ def states_batch_first(case: Case, names: Iterable[str]) -> int | None:
     """The line that says of an input that its batch comes first; None where none does, or another says the opposite."""
     inputs = "|".join(map(re.escape, names))
     whole = rf"\b(?:inputs?|takes|expects|in/out)\b[^.(\[]{{0,30}}[(\[]\s*{BATCH}\s*,\s*\w+\s*,\s*\w+\s*[)\]]"
-    said = rf"\b({inputs})\b.*[(\[]\s*{BATCH}\s*,|\bbatch[- ]first\b|{whole}"
+    said = rf"\b({inputs})\b(?:(?!mask|padding).)*[(\[]\s*{BATCH}\s*,|\bbatch[- ]first\b|{whole}"
     first = [
         n
         for n, text in _statements(case, case.own)

@@ -148,6 +148,13 @@ class StubBase:
         self.__dict__.update(kwargs)
 
 
+class StubLayer(nn.Module):
+    """The same for a stand-in that is called a module: whatever it is given, it is a plain layer."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+
 class Stub:
     """Answers every attribute and call with another stand-in; as a decorator it returns what it decorates."""
 
@@ -165,7 +172,7 @@ class Stub:
         return Stub(f"{self._stub_name}()")
 
     def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
-        return (nn.Module,) if "Module" in self._stub_name or "Model" in self._stub_name else (StubBase,)
+        return (StubLayer,) if "Module" in self._stub_name or "Model" in self._stub_name else (StubBase,)
 
     def __iter__(self) -> Any:
         return iter(())

@@ -96,7 +96,7 @@ def missing_attribute(scene: Scene) -> Finding | None:
                 continue  # another object in this statement lacks it
             if thing is None or (callable(thing) and not isinstance(thing, nn.Module)):
                 return None
-            if isinstance(thing, int | float | str) and scene.is_argument(node.value):
+            if isinstance(thing, int | float | str | tuple | list | dict) and scene.is_argument(node.value):
                 return None  # an object was expected there, and we passed a plain value
             near = nearest(match[1], names_of(thing))
             said = f"{ast.unparse(node)}; did you mean {near}?" if near else ast.unparse(node)

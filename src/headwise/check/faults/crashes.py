@@ -19,6 +19,7 @@ from headwise.check.calls import PLAIN, leaves
 from headwise.check.code.case import Case
 from headwise.check.code.intent import states_one_token
 from headwise.check.code.names import globals_read, imports_missing_in_siblings, names_used, stand_ins_used
+from headwise.check.code.stubs import StubBase, StubLayer
 from headwise.check.environment import Repaired
 from headwise.check.explain import nearest
 from headwise.check.mistakes import Finding, Found, settled
@@ -48,7 +49,9 @@ def text_findings(case: Case) -> list[Finding]:
     found: list[Finding] = []
     definition = definition_of(tree, case.target.__name__) if inspect.isclass(case.target) else None
     if definition is not None and _inherits_only_torch(case.target):
-        found += [*_missing_super(definition, case.target), *_unset_attributes(definition, case.target)]
+        derived = [other for name in case.derived() if (other := definition_of(tree, name)) is not None]
+        elsewhere = {name for other in derived for name in _set_attributes(other)}
+        found += [*_missing_super(definition, case.target), *_unset_attributes(definition, case.target, elsewhere)]
     return [*found, *_undefined_names(tree, case)]
 
 
@@ -84,10 +87,11 @@ def _missing_super(definition: ast.ClassDef, cls: type) -> Iterator[Finding]:
             yield Finding("missing-super", "", init.lineno)
 
 
-def _unset_attributes(definition: ast.ClassDef, cls: type) -> Iterator[Finding]:
+def _unset_attributes(definition: ast.ClassDef, cls: type, elsewhere: set[str]) -> Iterator[Finding]:
+    """Attributes that are read and set neither here nor `elsewhere`, in the classes that inherit from this one."""
     words = {n.id for n in ast.walk(definition) if isinstance(n, ast.Name)}
     words |= {n.attr for n in ast.walk(definition) if isinstance(n, ast.Attribute)}
-    assigned = set(_set_attributes(definition))
+    assigned = set(_set_attributes(definition)) | elsewhere
     if words & INDIRECT or "*" in assigned:
         return
     known = set(dir(cls)) | set(dir(nn.Module())) | {"training"} | assigned | set(_guarded_attributes(definition))
@@ -320,6 +324,8 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
 
 def _excuse(failure: Failure, case: Case) -> str:
     """Why an error need not be the learner's, although it came with everything that we know how to pass; or nothing."""
+    if inspect.isclass(case.target) and issubclass(case.target, StubBase | StubLayer):
+        return "it inherits from a class that is neither installed nor in the project"
     derived = case.derived()
     if derived and (failure.deliberate or isinstance(failure.error, NotImplementedError)):
         names = " or ".join(f"--name {name}" for name in derived[:3])

@@ -360,7 +360,7 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
         filled = None if core is None else core.bad_fill_line()
         yield Finding("mask-nan", words, filled or tried.line or reading.core.softmax_line)
     elif meanings == {"none"} and "mask" in plain(argument.name) and "head" not in plain(argument.name):
-        if _acts_beside(argument, bound):
+        if _of_queries(argument, bound) or _acts_beside(argument, bound):
             return
         words = f"argument {argument.name}: no mask that it accepts changes any weight"
         if _acts_in_a_new_object(argument, bound):

@@ -78,6 +78,7 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
         report, whole = _judge_bound(bound)
     report = report if whole else review(case, report)
     _located(report, case)
+    report.assumed = list(getattr(case.target, "assumed", ()))
     if case.assignment is not None:
         report.compared = case.assignment.asked
         report.fits = case.assignment.fits(report) if report.verdict in POSITIVE else ""
@@ -85,7 +86,7 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
         report.solution = case.assignment.solution()
     elif solution:
         report.solution = write(_style(bound, report))
-    report.file, report.assumed = case.filename or "", list(getattr(case.target, "assumed", ()))
+    report.file = case.filename or ""
     report.left_out = [] if case.loaded is None else case.loaded.origin.left_out
     report.replaced = [] if case.loaded is None else list(_replaced(case))
     report.seconds = time.monotonic() - start
@@ -144,7 +145,7 @@ def _is_narrowed(bound: Bound) -> bool:
 
 
 def _judge_bound(bound: Bound) -> tuple[Report, bool]:
-    """The report on a call that gave an output, and whether everything from the queries to the output was read."""
+    """The report on a call that gave an output, and whether all of it was read in a layout that only this call has."""
     name = "forward" if isinstance(bound.thing, torch.nn.Module) else "call"
     layout = "" if bound.form.layout == PLAIN else f", {bound.form.layout}"
     report = Report("unknown", bound.built.text, f"{name}({bound.form.words()}){layout}")
@@ -164,7 +165,8 @@ def _judge_bound(bound: Bound) -> tuple[Report, bool]:
             report.evidence = Claim(bound, reading)
     except Exception as error:  # a fault of the checker must never read as a fault of the learner
         return Report("unknown", report.subject, report.call, doubts=[own_fault(error)]), False
-    return report, reading is not None and reading.between_tokens and reading.understood == STAGES
+    read = reading is not None and reading.between_tokens and reading.understood == STAGES
+    return report, read and bound.form.layout != PLAIN
 
 
 def _take(report: Report, found: Examination) -> None:
@@ -183,6 +185,8 @@ def _take(report: Report, found: Examination) -> None:
 
 def _is_denied(words: str, report: Report) -> bool:
     """Whether a mistake says the opposite."""
+    if words.startswith("scale 1/") and any(finding.name.startswith("scale-") for finding in report.wrong):
+        return True  # right at one size only
     return any(words.startswith(start) for finding in report.wrong for start in DENIED.get(finding.name, ()))
 
 

@@ -59,8 +59,11 @@ class Case:
 
     @functools.cached_property
     def whole_tree(self) -> ast.Module:
-        """The whole file."""
-        return ast.parse(self.whole)
+        """The whole file; empty where it is no Python file, such as a page from which code was taken."""
+        try:
+            return ast.parse(self.whole)
+        except (SyntaxError, ValueError):
+            return ast.Module([], [])
 
     @functools.cached_property
     def source(self) -> str:

@@ -35,6 +35,7 @@ from headwise.check.vocabulary import call_role, plain
 
 # Where in the text the first token of a call stands.
 POSITION = re.compile(r"start|startpos(ition)?|(pos(ition)?)?offset|(input|cur|current)pos|(cache|past)len(gth)?")
+SINGLE = 1e-5  # of results that went through single precision, as an explicit softmax may
 INPUT_ROLES = ("query", "key", "value", "self", "memory")
 
 
@@ -181,7 +182,7 @@ def _switched(bound: Bound, reading: AttentionReading | None, p: inspect.Paramet
     elif (
         is_causal_switch(p)
         or _is_full_without(other, p)
-        or (bound.output is not None and same(other.output, bound.output))
+        or (bound.output is not None and same(other.output, bound.output, SINGLE))
     ):
         yield Note("good", p.name)
         yield from returned_with(other, p.name, not p.default, usable_masks(bound, reading))

@@ -178,7 +178,7 @@ def _is_meant_for_each(bound: Bound) -> bool:
 @of_stages
 def output_projection(bound: Bound, reading: AttentionReading) -> Found:
     """The concatenated heads need one more projection."""
-    out, H, E = reading.output, reading.core.heads.shape[1], bound.sizes.E
+    out, H, E = reading.output, reading.core.heads.shape[1], bound.sizes.out
     if (
         out is None
         or not reading.used

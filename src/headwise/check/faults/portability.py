@@ -70,7 +70,9 @@ def half_precision(bound: Bound, reading: AttentionReading | None, masks: dict[s
         line, words = error_line(error, bound.case.filename), str(error)
         if "overflow" in words:
             severity = "wrong" if _is_made_half(bound) or _promises_half(bound, FLOAT16) else ""
-            yield Finding("half-fill", "the largest float16 is 65504", line, severity=severity)
+            filled = re.search(r"fill|where|full|mask", bound.case.text(line)) is not None
+            words = "the largest float16 is 65504"
+            yield Finding("half-fill" if filled else "half-fails", words, line, severity=severity)
         elif "dtype" in words or "Half" in words or "same type" in words:
             severity = "wrong" if masks is None and (_promises_half(bound) or _is_made_half(bound)) else ""
             yield Finding("half-fails", words.splitlines()[0][:120], line, severity=severity)

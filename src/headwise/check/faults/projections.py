@@ -52,7 +52,7 @@ def head_split(bound: Bound, reading: AttentionReading) -> Found:
         words = "a token holds numbers of one channel, not the channels of one place"
         yield Finding("tokens-view", words, _line_of_reading(bound))
     elif shuffled:
-        words = f"{listed(shuffled)} of one head hold pieces of several tokens"
+        words = f"{listed(shuffled)} of one head {'holds' if len(shuffled) == 1 else 'hold'} pieces of several tokens"
         yield Finding("split-view", words, reading.core.split_line(shuffled[0]))
     elif len(reading.projections) == 3:
         yield Note("good", "head split")

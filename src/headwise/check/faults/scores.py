@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.check.arguments import constructor_role, parameters_of, plain
+from headwise.check.arguments import OTHER_SIZES, constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.code.choices import compared
 from headwise.check.code.intent import states_other_scale, states_slopes, states_strict, states_unscaled
@@ -310,7 +310,22 @@ def _scale_name(total: float, D: int, bound: Bound) -> str:
         "scale-missing": 1.0, "scale-d_model": E**-0.5, "scale-multiplied": D**0.5, "scale-no-sqrt": 1 / D,
         "scale-batch": B**-0.5, "scale-length": T**-0.5,
     }  # fmt: skip
-    return next((name for name, value in known.items() if near(total, value)), "scale-other")
+    name = next((name for name, value in known.items() if near(total, value)), "scale-other")
+    return name if name != "scale-d_model" or _follows_the_width(bound) else "scale-other"
+
+
+def _follows_the_width(bound: Bound) -> bool:
+    """Whether scores are divided by the root of the model's width at another size, too; true where none can be had."""
+    if bound.resizes:
+        return True
+    with contextlib.suppress(Exception):  # its sizes are fixed
+        other = bound.resized(OTHER_SIZES[0])
+        seen = None if other is None else read(other)
+        if other is not None and seen is not None and seen.scores is not None:
+            factors = [None if p is None else p.role.factor for p in (seen.query, seen.key)]
+            known = [factor for factor in factors if factor is not None]
+            return near(seen.scores.factor * math.prod(known), other.sizes.E**-0.5)
+    return True
 
 
 def _scale_words(total: float, D: int) -> str:

@@ -219,8 +219,12 @@ def other_sizes(bound: Bound, reading: AttentionReading | None) -> Found:
     yield Note("good", ", ".join(tried))
     for name in sorted(as_wide):
         words = f"{name} has {bound.sizes.E} rows and columns, the width of the model: longer inputs do not fit"
-        yield Finding("widths-confused", words, bound.case.line_with(rf"[\"']{name}[\"']|self\.{name}\b"))
-    if reading.output is not None and reading.output.fit.weight.shape[0] == bound.sizes.out:
+        own = re.escape(name.rpartition(".")[2])
+        yield Finding("size-fixed", words, bound.case.line_with(rf"[\"']{own}[\"']|self\.{own}\b"))
+    if reading.output is None or reading.output.fit.weight.shape[0] in (
+        bound.sizes.out,
+        bound.sizes.out * bound.sizes.H,
+    ):
         yield from _widths(bound)
 
 
@@ -290,7 +294,8 @@ def _widths(bound: Bound) -> Found:
     roles = {constructor_role(name) for name in asked}
     sizes = _settings_for(bound)[0]
     if {"width", "out_width"} <= roles:
-        wide = sizes.E + OUTPUT_WIDTH * sizes.H
+        more = -OUTPUT_WIDTH if _all_of_it(bound) else OUTPUT_WIDTH  # wider than the input, a head has too few numbers
+        wide = sizes.E + more * sizes.H
         yield from _different(bound, fitting(bound, replace(sizes, O=wide)), "")
         yield from _refused_width(bound, fitting(bound, replace(sizes, E=sizes.E + 1, O=wide)))
     elif {"head_width", "value_width"} <= roles:
@@ -298,6 +303,11 @@ def _widths(bound: Bound) -> Found:
     if bound.built.config is None:
         yield from _ignored_head_width(bound)
         yield from _other_memory(bound)
+
+
+def _all_of_it(bound: Bound) -> bool:
+    """Whether every head is as wide as the output was asked to be, as in a wrapper around a list of heads."""
+    return bound.output is not None and bound.output.shape[-1] == bound.sizes.out * bound.sizes.H != bound.sizes.out
 
 
 def _ignored_head_width(bound: Bound) -> Found:
@@ -387,7 +397,7 @@ def _refused_width(bound: Bound, sizes: CallSizes) -> Found:
 
 def _splits_input(bound: Bound, sizes: CallSizes) -> bool:
     """Whether heads share the width of the input, whatever the width of the output is."""
-    width = sizes.O - OUTPUT_WIDTH * sizes.H
+    width = sizes.E - 1  # without the one more that made it refuse
     try:
         seen = read(bound.resized(replace(sizes, E=width)))
     except Exception:  # what raises says nothing about heads
@@ -411,7 +421,7 @@ def _different(bound: Bound, sizes: CallSizes, severity: str) -> Found:
     if sizes.out != sizes.E and width == sizes.E:  # projected back, perhaps on purpose
         yield Note("untried", f"whether the output should be as wide as the input: {what}, it is {width} wide")
         return
-    if sizes.out != sizes.E and width != sizes.out:
+    if sizes.out != sizes.E and width != sizes.out * (sizes.H if _all_of_it(bound) else 1):
         yield Finding("widths-confused", f"{what}, the output is {width} wide", severity=severity)
         return
     seen = read(other)

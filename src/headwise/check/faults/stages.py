@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, make_inputs
+from headwise.check.calls import COLUMNS, PLAIN, ROWS, make_inputs
 from headwise.check.code.candidates import NAME
 from headwise.check.code.intent import states_channels
 from headwise.check.faults import output, projections, scores
@@ -74,10 +74,17 @@ def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
         softmax = next((n.line for n in bound.trace.softmax_nodes() if n.line is not None), None)
         line = bound.case.idle_line() or bound.trace.line_of_values() or softmax or bound.case.last_alias()
         yield Finding("tokens-alone", "a token's output stays the same whatever the other tokens are", line)
-    elif part and not PARTIAL.search(getattr(bound.case.target, "__name__", "")):
+    elif part and not PARTIAL.search(getattr(bound.case.target, "__name__", "")) and not _is_of_lines(bound, moved):
         row = int((~moved).any(1).nonzero()[0])
         unseen = ", ".join(str(int(j)) for j in (~moved[row]).nonzero()[:3])
         yield Finding("sees-a-part", f"token {row} and token {unseen} do not influence each other", _cut_line(bound))
+
+
+def _is_of_lines(bound: Bound, moved: torch.Tensor) -> bool:
+    """Whether every pixel sees its own row or column of a picture: which of its axes are tokens was a guess."""
+    rows = torch.block_diag(*[torch.ones(COLUMNS, COLUMNS)] * ROWS).bool()
+    columns = torch.ones(ROWS, ROWS).bool().kron(torch.eye(COLUMNS).bool())
+    return moved.shape == rows.shape and any(torch.equal(moved, seen) for seen in (rows, columns, rows | columns))
 
 
 def _cut_line(bound: Bound) -> int | None:

@@ -39,6 +39,17 @@ def _changed(reading: AttentionReading) -> Iterator[Finding]:
         yield Finding("mask-after-softmax", "minus infinity there makes the result NaN", infinite.line)
         return
     sums = core.weights.sum(-1)
+    divided = next((n for n in steps if n.op.rstrip("_") == "div"), None)
+    across = core.weights.sum(-2)
+    if (
+        divided is not None
+        and torch.allclose(across, torch.ones_like(across))
+        and not torch.allclose(sums, across[..., :1])
+    ):
+        yield Finding(
+            "softmax-axis", "after the softmax, weights are divided by their sums over the queries", divided.line
+        )
+        return
     added = next((n for n in steps if n.op in ADDS), None)
     if added is not None and not torch.allclose(sums, torch.ones_like(sums)):
         row = [f"{float(number):.4g}" for number in sums.flatten()[:2]]

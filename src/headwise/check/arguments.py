@@ -249,7 +249,8 @@ def _with_names(
     unknown = [p.name for p in parameters if p.default is p.empty and p.name not in known]
     needed = [p.name for p in parameters if p.default is p.empty and known.get(p.name) is None]
     parts = _parts(cls, needed, sizes, namespace) if needed else {}
-    parts |= {p.name: area(sizes.T) for p in parameters if p.default is p.empty and p.name in _areas(cls)}
+    sides = [p for p in parameters if p.default is p.empty or isinstance(p.default, tuple)]
+    parts |= {p.name: area(sizes.T) for p in sides if p.name in _areas(cls)}
     known, unknown = known | parts, [name for name in unknown if name not in parts]
     certain = not unknown and not any(isinstance(part, StandIn) for part in parts.values())
     optional = [name for name in roles if name in widths and name not in known and name not in unknown]

@@ -480,6 +480,10 @@ def prepare(thing: Any, sizes: CallSizes | None = None, seed: int = 0) -> None:
         kind = kind_of_weight(tensor, thing)
         if kind != "constant":
             tensor.data.copy_(random_weight(tensor.shape, kind, generator))
+    for module in modules(thing):
+        if type(module).train is not nn.Module.train:  # it may keep what evaluation mode makes of the weights
+            module.train()
+            module.eval()
     held = {} if isinstance(thing, nn.Module) else getattr(thing, "__dict__", {})
     for name, part in list(held.items()):
         if isinstance(part, Tensor) and part.is_floating_point() and part.dtype != torch.float64:

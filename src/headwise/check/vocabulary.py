@@ -153,6 +153,7 @@ ARGUMENTS = (
     Meaning("key", "", r"key"),
     Meaning("value", "", r"val"),
     Meaning("memory", "", r"encod|memory"),
+    Meaning("self", "", r"(embeds|features|feats|states)$"),
 )
 
 # Whole words and the value they usually have; the first that fits counts.

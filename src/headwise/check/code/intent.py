@@ -72,10 +72,10 @@ def stated_meaning(case: Case, name: str) -> Stated | None:
 def _about(text: str, name: str, others: str = rf"{MASK}|\b\w+_lens?\b") -> Iterator[str]:
     """The part of a line that speaks of this mask: from its name, or from the word mask, to the name of another one."""
     names = list(re.finditer(others, text, re.IGNORECASE))
-    for i, match in enumerate(names):
-        any_mask = all(m[0].lower() in ("mask", "masks", name) for m in names)
-        if match[0] == name or (match[0].lower() in ("mask", "masks") and any_mask):
-            yield text[match.start() : names[i + 1].start() if i + 1 < len(names) else None]
+    others_named = [m for m in names if m[0].lower() not in ("mask", "masks", name.lower())]
+    for match in names:
+        if match[0] == name or (match[0].lower() in ("mask", "masks") and not others_named):
+            yield text[match.start() : next((m.start() for m in others_named if m.start() > match.start()), None)]
 
 
 def stated_shapes(case: Case, name: str) -> list[Stated]:
@@ -213,6 +213,13 @@ def states_one_token(case: Case) -> int | None:
     """The line that says that a call takes one token at a time; None where none does."""
     said = rf"\b(?:one|single) token\b|token by token|[(\[]\s*{BATCH}\s*,\s*1\s*,"
     return next((line for line, text in _statements(case) if re.search(said, text, re.IGNORECASE)), None)
+
+
+def states_no_tokens(case: Case, names: Iterable[str]) -> int | None:
+    """The line that gives an input the shape (batch, width); None where none does."""
+    inputs = "|".join(map(re.escape, names))
+    said = rf"\b(?:{inputs})\b(?:(?!mask|padding)[^.\n]){{0,40}}[(\[]\s*{BATCH}\s*,\s*\w+\s*[)\]]"
+    return next((line for line, text in _statements(case, case.own) if re.search(said, text, re.IGNORECASE)), None)
 
 
 def states_pieces(case: Case) -> int | None:

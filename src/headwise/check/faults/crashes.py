@@ -17,7 +17,7 @@ from headwise.check.arguments import constructor_role, flags_asked_of, parameter
 from headwise.check.binding import Bound, Failure
 from headwise.check.calls import PLAIN, leaves
 from headwise.check.code.case import Case
-from headwise.check.code.intent import states_one_token
+from headwise.check.code.intent import states_no_tokens, states_one_token
 from headwise.check.code.names import globals_read, imports_missing_in_siblings, names_used, stand_ins_used
 from headwise.check.code.stubs import StubBase, StubLayer
 from headwise.check.environment import Repaired
@@ -37,7 +37,7 @@ SEVERAL = 4  # guesses, of numbers and of None
 # Perhaps we passed something of another kind.
 OURS = (
     "values to unpack", "config has no", "NoneType", "Stub", "is not callable", "'dict' object", "PerLayer", "stand-in",
-    "non-iterable", "not subscriptable", "scalar types", "no rule registered",
+    "non-iterable", "not subscriptable", "scalar types", "no rule registered", "1, 1], expected input",
 )  # fmt: skip
 
 
@@ -333,6 +333,8 @@ def _excuse(failure: Failure, case: Case) -> str:
     flags = sorted(flags_asked_of(case.target)) if inspect.isclass(case.target) else []
     if flags and failure.called is None and (failure.deliberate or isinstance(failure.error, AssertionError)):
         return f"the constructor asks for flags that are off by default: {', '.join(flags[:3])}"
+    if failure.called is not None and (said := states_no_tokens(case, failure.called.split(", "))) is not None:
+        return f"line {said} gives an input no axis of tokens"
     zero = [p.name for p in parameters_of(case.target) if type(p.default) is int and p.default == 0]
     zero = [name for name in zero if constructor_role(name) not in ("dropout", "bias") and name not in failure.built]
     if zero and failure.called is None and not isinstance(failure.error, CERTAIN):
@@ -362,7 +364,7 @@ def _uncalled(bound: Bound) -> Finding | None:
     """A layer or method that is returned in place of its result."""
     returned = bound.returned if isinstance(bound.returned, tuple | list) else [bound.returned]
     layer = next((part for part in returned if isinstance(part, nn.Module) or inspect.ismethod(part)), None)
-    if layer is None:
+    if layer is None or layer is bound.thing:
         return None
     own = bound.thing.named_modules() if isinstance(bound.thing, nn.Module) else ()
     name = next((n for n, module in own if module is layer), getattr(layer, "__name__", ""))

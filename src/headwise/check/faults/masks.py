@@ -22,6 +22,7 @@ from headwise.check.code.intent import (
     states_mask_instead,
     states_no_nan,
 )
+from headwise.check.code.names import stand_ins_used
 from headwise.check.explain import condition
 from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.mask_meaning import (
@@ -46,6 +47,7 @@ from headwise.check.reading import AttentionReading, pattern, read
 from headwise.check.trace import COMPARES, REPEATS, error_line, find_attention, is_deliberate
 
 PLAIN_ERRORS = (AttributeError, NameError, TypeError, KeyError)
+CHOSEN = re.compile(r"^(el)?if (not )?self\.(?!training\b)\w+")
 MEMORY_MASK = re.compile(r"(context|memory|mem|enc|encoder|kv|keys?|source|src|cross|cond)\w*mask")
 WRONG_MEANING = {
     "after": "mask-after-softmax", "discarded": "mask-discarded", "wrong sample": "mask-wrong-sample",
@@ -360,7 +362,7 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
         filled = None if core is None else core.bad_fill_line()
         yield Finding("mask-nan", words, filled or tried.line or reading.core.softmax_line)
     elif meanings == {"none"} and "mask" in plain(argument.name) and "head" not in plain(argument.name):
-        if _of_queries(argument, bound) or _acts_beside(argument, bound):
+        if _of_queries(argument, bound) or _acts_beside(argument, bound) or stand_ins_used(bound.case.target):
             return
         words = f"argument {argument.name}: no mask that it accepts changes any weight"
         if _acts_in_a_new_object(argument, bound):
@@ -369,6 +371,8 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
             return
         admitted = _is_admitted(bound, reading, argument.name)
         line = _unused_line(bound, argument)
+        if CHOSEN.search(bound.case.text(line)) is not None and bound.case.condition_around(line, "self.") is not None:
+            return  # an option of the constructor decides whether it is used
         yield Finding("mask-ignored", words, line, severity="fragile" if admitted else "")
     else:
         mixed = _mixes_samples(argument, bound)

@@ -134,7 +134,7 @@ def _refuses_inputs(bound: Bound, p: inspect.Parameter) -> Finding | None:
         bits = torch.ones(memory.shape[:2], dtype=torch.bool)  # or it may be a mask, whatever its name
         errors += [_error_with(bound, bound.inputs, {p.name: bits})] if length == bound.sizes.T else []
     first = errors[0]
-    if first is None or any(error is None or is_deliberate(error) for error in errors):
+    if first is None or any(e is None or is_deliberate(e) or isinstance(e, AssertionError) for e in errors):
         return None
     if "values to unpack" in str(first) or bound.case.takes_apart(p.name):  # several tensors, such as keys and values
         return None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from headwise.check.arguments import parameters_of
+from headwise.check.arguments import WINDOW, parameters_of
 from headwise.check.binding import Bound, stored_lengths
 from headwise.check.calls import PLAIN, Inputs, make_inputs
 from headwise.check.environment import double_by_default, quiet
@@ -28,6 +28,7 @@ from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.objects import signature
 from headwise.check.reading import AttentionReading, pattern, read
 from headwise.check.trace import error_line, is_deliberate, learner_line
+from headwise.check.vocabulary import plain
 
 COMPILING = 6.0  # seconds of processor time
 DYNAMO = "torch._dynamo"
@@ -41,7 +42,8 @@ def unsliced_buffer(bound: Bound, reading: AttentionReading | None) -> Found:
     names = ["the size of a stored mask"] if bound.length_fitted else bound.built.fixed_context(bound.sizes.T)
     if not names:
         return
-    if (reading is None or reading.pattern == "full") and not stage_findings(bound, reading):
+    window = all(WINDOW.search(plain(name)) for name in names)
+    if (reading is None or reading.pattern == "full") and (window or not stage_findings(bound, reading)):
         yield Note("variant", "it takes inputs of one length only")  # a table of positions, not a mask
         return
     words = f"it runs only when {names[0]} equals the length of the input"

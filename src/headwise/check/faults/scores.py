@@ -24,6 +24,7 @@ CAUSAL_NAME = re.compile(r"(?<!non)(?<!not)causal", re.IGNORECASE)
 CAUSAL_TEXT = re.compile(
     r"(a |an |the )?((?!non|not)\w+[- ]){0,2}?causal\b(?![^.]*\b(if|optional\w*|unless|when)\b)", re.IGNORECASE
 )
+OTHER_SCALE = 3.7  # that no configuration has
 OTHER_AXES = ("scale-length", "scale-batch")  # the right formula for the size of another axis
 
 
@@ -244,7 +245,7 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
     elif D != bound.sizes.D and near(total, bound.sizes.D**-0.5) and bound.built.certain:
         yield from _other_head_width(bound, reading)  # the scale is right for the width that was asked for
     elif (chosen := _chosen_scale(bound, scores)) is not None:
-        yield Note("variant", f"the scale is set by {chosen}, an argument of the constructor")
+        yield Note("variant", f"the scale is set by {chosen}")
     else:
         name = _scale_name(total, D, bound)
         line = bound.case.line_of_size(line) or line if name in OTHER_AXES else line
@@ -263,7 +264,13 @@ def _chosen_scale(bound: Bound, scores: Scores) -> str | None:
             with contextlib.suppress(Exception):  # it cannot be changed
                 seen = read(bound.called(thing=bound.rebuilt(**{p.name: 4 * p.default})))
                 if seen is not None and seen.scores is not None and not near(seen.scores.factor, scores.factor):
-                    return p.name
+                    return f"{p.name}, an argument of the constructor"
+    config = bound.built.config
+    for name in () if config is None else [name for name in config.asked if "scal" in plain(name)]:
+        with contextlib.suppress(Exception):  # it cannot be changed
+            seen = read(bound.called(thing=bound.rebuilt(**{name: OTHER_SCALE})))
+            if seen is not None and seen.scores is not None and not near(seen.scores.factor, scores.factor):
+                return f"{name} of the configuration"
     return None
 
 

@@ -277,7 +277,9 @@ def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
     unread = [p.name for p in parameters_of(target) if "scale" in plain(p.name) and bound.case.never_reads(p.name)]
     if unread:
         yield Finding("option-ignored", f"{unread[0]} is never read", bound.case.line_with("def __init__"))
-    given = {p.name for p in parameters_of(target) if p.default is None and built.arguments.get(p.name) is not None}
+    optional = [p.name for p in parameters_of(target) if p.default is None]
+    optional = [name for name in optional if constructor_role(name) not in ("width", "heads")]  # without, there is none
+    given = {name for name in optional if built.arguments.get(name) is not None}
     failed = next((f for f in bound.failures if f.called is None and f.natural and f.line and not f.deliberate), None)
     if given and failed is not None and not built.natural:
         words = f"{', '.join(sorted(given))}=None, the default: {type(failed.error).__name__}: {failed.error}"
@@ -288,7 +290,8 @@ def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
     kept = {
         n: v for n, v in built.arguments.items() if n in parameters and parameters[n].default is inspect.Parameter.empty
     }
-    sizes = {n: v for n, v in built.arguments.items() if n in parameters and type(parameters[n].default) is int}
+    chosen = (int, tuple, type(None))  # kinds of sizes, some of which have no default that works
+    sizes = {n: v for n, v in built.arguments.items() if n in parameters and type(parameters[n].default) in chosen}
     if len(kept | sizes) == len(built.arguments) or not set(built.arguments) <= set(parameters):
         return
     try:

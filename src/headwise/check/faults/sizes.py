@@ -11,7 +11,7 @@ from torch import nn
 
 from headwise.check.arguments import OTHER_SIZES, CallSizes, area, constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
-from headwise.check.calls import PICTURES, PLAIN, Inputs, make_inputs, tokens_of
+from headwise.check.calls import PICTURES, PLAIN, Inputs, leaves, make_inputs, tokens_of
 from headwise.check.code.intent import stated_window, states_one_length
 from headwise.check.faults.chunks import judged_parts
 from headwise.check.faults.questions import number_in_place_of_argument
@@ -24,7 +24,7 @@ from headwise.check.proof import TOLERANCE, expected_output, prediction_error
 from headwise.check.reading import AttentionReading, Projection, read
 from headwise.check.sizes import IN_PICTURES
 from headwise.check.trace import Core, error_line, find_attention, is_deliberate
-from headwise.check.vocabulary import MEMORY_WIDTH
+from headwise.check.vocabulary import MEMORY_WIDTH, call_role
 
 GROUPED = re.compile(r"group|gqa", re.IGNORECASE)
 GROUPS = 2  # key/value heads for six query heads
@@ -80,7 +80,12 @@ def other_length(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Finding("cross-length", words, bound.blamed(error), severity=severity)
         return
     if other.output is None:
-        yield Finding("cross-length", f"{words} give another shape", severity=severity)
+        named = [name for name, role in bound.form.roles.items() if role == "memory" and call_role(name) == "memory"]
+        asks = any(leaf.dim() == 3 and leaf.shape[1] == bound.sizes.S for leaf in leaves(other.returned))
+        if asks and not named and "memory" in bound.form.roles.values():
+            yield Note("untried", "which of the inputs asks, and which is read")
+        else:
+            yield Finding("cross-length", f"{words} give another shape", severity=severity)
     elif reading is not None and reading.pattern == "full":
         expected = expected_output(reading, inputs)
         if expected is not None and not same(expected, other.output, 1e-6):

@@ -21,7 +21,7 @@ from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.objects import modules, tensors
 from headwise.check.reading import AttentionReading
-from headwise.check.trace import PRODUCTS, RANDOM, Node, error_line, find_attention, learner_line
+from headwise.check.trace import PRODUCTS, RANDOM, Node, error_line, find_attention, is_deliberate, learner_line
 from headwise.check.vocabulary import plain
 
 ROLES = ("query", "key", "value")
@@ -236,7 +236,7 @@ def training_mode(bound: Bound, reading: AttentionReading | None) -> Found:
     yield from found
 
 
-def _without_dropout(bound: Bound, masks: list[dict[str, Tensor]]) -> Iterator[Finding]:
+def _without_dropout(bound: Bound, masks: list[dict[str, Tensor]]) -> Iterator[Finding | Note]:
     """The result in training mode with all dropout set to zero."""
     if not isinstance(bound.thing, nn.Module) or any(isinstance(m, OTHER_MODES) for m in modules(bound.thing)):
         return
@@ -253,7 +253,10 @@ def _without_dropout(bound: Bound, masks: list[dict[str, Tensor]]) -> Iterator[F
         masked = [(given, bound.output_of(bound.inputs, given, thing)) for given in masks]
     except Exception as error:
         words = f"after train(): {type(error).__name__}: {error}".splitlines()[0][:160]
-        yield Finding("training-differs", words, error_line(error, bound.case.filename))
+        if is_deliberate(error) or isinstance(error, AssertionError):
+            yield Note("untried", words)
+        else:
+            yield Finding("training-differs", words, error_line(error, bound.case.filename))
         return
     random = any(node.op in RANDOM for node in other.trace.nodes) and bound.repeats(thing) is not True
     if not random and bound.output is not None and other.output is not None and not _agree(other.output, bound.output):
@@ -505,7 +508,8 @@ def _without_gradient(bound: Bound, named: dict[str, Tensor], reading: Attention
         live = {n.partition(".")[0] for n in named if n not in dead}
         line = _line_of_second_use(bound, projections[0].partition(".")[0], live)
         line = line or _line_of_absence(bound, reading, projections[0])
-        yield Finding("unused-projection", _some(projections), line)
+        sure = "" if bound.built.certain else "fragile"  # a number of layers that was guessed may be too large
+        yield Finding("unused-projection", _some(projections), line, severity=sure)
     elif unused:
         yield Finding("dead-parameter", _some(unused))
 

@@ -107,7 +107,8 @@ def role(
     sliced = bool((nonzero.sum(1) <= head_width).all()) and weight.shape[1] > head_width
     best = Role([], None, False, sliced, False)
     for rows, times in _arrangements(weight, nonzero, head_width, sliced):
-        matches = {name: _match(rows, p.detach(), None if sliced else free) for name, p in parameters.items()}
+        loose = free if not sliced and free is not None and len(free) == rows.shape[1] else None
+        matches = {name: _match(rows, p.detach(), loose) for name, p in parameters.items()}
         matches = {name: match for name, match in matches.items() if match.hits.any()}
         if not matches:
             continue

@@ -295,14 +295,14 @@ def _parts(cls: type, names: list[str], sizes: CallSizes, namespace: Mapping[str
     return parts
 
 
-def flags_asked_of(cls: type) -> set[str]:
-    """Names in the conditions under which the code refuses its arguments, of flags that are off by default."""
+def flags_asked_of(cls: type, off: bool | None = False) -> set[str]:
+    """Names in the conditions under which the code refuses its arguments, of flags that are off by default, or None."""
     nodes = [*ast.walk(source_tree(cls))]
     tests = [n.test for n in nodes if isinstance(n, ast.Assert)]
     tests += [n.test for n in nodes if isinstance(n, ast.If) and any(isinstance(part, ast.Raise) for part in n.body)]
     read = [n for test in tests for n in ast.walk(test) if isinstance(n, ast.Name | ast.Attribute)]
     names = {n.id if isinstance(n, ast.Name) else n.attr for n in read}
-    return {p.name for p in constructor_parameters(cls) if p.default is False} & names
+    return {p.name for p in constructor_parameters(cls) if p.default is off} & names
 
 
 def _first_made(part: type, sizes: CallSizes) -> Any:

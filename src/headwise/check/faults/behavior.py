@@ -109,7 +109,9 @@ def batch_leak(bound: Bound, reading: AttentionReading | None) -> Found:
     if first is None or second is None or again is None or not same(first.nan_to_num(), again.nan_to_num()):
         return
     a, b = first[0].nan_to_num(), second[0].nan_to_num()
-    if not same(a, b):
+    if not same(a, b) and reading is None and bound.form.layout == "image, channels last":
+        yield Note("doubt", "which axis of the input counts samples")
+    elif not same(a, b):
         gap = float((a - b).abs().max())
         words = f"changing samples 1 to {len(first) - 1} changes sample 0 by up to {gap:.3g}"
         yield Finding("batch-leak", words, _mixing_line(bound))

@@ -330,9 +330,10 @@ def _excuse(failure: Failure, case: Case) -> str:
     if derived and (failure.deliberate or isinstance(failure.error, NotImplementedError)):
         names = " or ".join(f"--name {name}" for name in derived[:3])
         return f"it is the base of {', '.join(derived[:3])}, and cannot be used alone. Try {names}"
-    flags = sorted(flags_asked_of(case.target)) if inspect.isclass(case.target) else []
+    kinds = (False, None) if inspect.isclass(case.target) else ()
+    flags = sorted(name for off in kinds for name in flags_asked_of(case.target, off) if name not in failure.built)
     if flags and failure.called is None and (failure.deliberate or isinstance(failure.error, AssertionError)):
-        return f"the constructor asks for flags that are off by default: {', '.join(flags[:3])}"
+        return f"the constructor asks for arguments that are off or None by default: {', '.join(flags[:3])}"
     if failure.called is not None and (said := states_no_tokens(case, failure.called.split(", "))) is not None:
         return f"line {said} gives an input no axis of tokens"
     zero = [p.name for p in parameters_of(case.target) if type(p.default) is int and p.default == 0]

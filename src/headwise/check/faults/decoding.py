@@ -45,6 +45,8 @@ def extended_cache(bound: Bound, reading: AttentionReading | None) -> Found:
     flags = {p.name: True for p in optional_arguments(bound) if is_boolean(p) and "cache" in plain(p.name)}
     if len(names) != 1 or bound.output is None or bound.case.never_reads(names[0]):
         return
+    if "memory" in bound.form.roles.values():
+        return  # a memory is not extended
     T = bound.sizes.T
     for first in _caches(_returned(bound, slice(0, T - 2), flags), T - 2):
         given = flags | {names[0]: first}

@@ -150,7 +150,7 @@ class Deviations:
         except (TypeError, ValueError) as error:
             return f"{text} raises TypeError: {error}"
         if [constructor_role(name) for name in taken] == [constructor_role(name) for name in values]:
-            return ""
+            return self._width_problem()
         return self._other_problem(text, lambda: self.owner(*args, **named))  # type: ignore[misc]
 
     def _other_problem(self, text: str, make: Callable[[], Any]) -> str:
@@ -167,6 +167,27 @@ class Deviations:
         if heads is not None and heads != self.bound.sizes.H:
             return f"{text} makes {heads} heads where {self.bound.sizes.H} were asked for"
         return ""
+
+    def _width_problem(self) -> str:
+        """Why the output does not get a width of its own, where the document has one parameter for each."""
+        wide = [name for name in self.form.constructor if constructor_role(name) in ("width", "out_width")]
+        repaired = self.bound.repaired
+        if len(wide) < 2 or repaired.super_missing or repaired.attributes:
+            return ""
+        width = (self.bound.sizes.D + 1) * self.bound.sizes.H
+        values = list((self.form.values(self.bound.sizes) | {wide[-1]: width}).values())
+        expected = width * (self.bound.sizes.H if self.form.is_wrapper(self.bound.thing) else 1)
+        text = f"{wide[0]}={self.bound.sizes.E}, {wide[-1]}={width}"
+        try:
+            with self.bound.running(), torch.no_grad():
+                thing = self.owner(*values)  # type: ignore[misc]
+                prepare(thing)
+                returned = self.bound.form.call(thing, self.bound.inputs)
+        except Exception:  # where widths are confused, that has a name and a line of its own
+            return ""
+        output = self.bound.form.result(returned, self.bound.inputs)
+        got = None if output is None else output.shape[-1]
+        return "" if got == expected else f"{text} gives an output of width {got}, not {expected}"
 
     def _default_problems(self, found: list[inspect.Parameter]) -> list[str]:
         """Parameters whose default is not the document's."""

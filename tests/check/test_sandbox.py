@@ -25,6 +25,12 @@ def test_a_right_file_is_right_and_progress_is_told(tmp_path):
     assert stages[-1] == "probing"
 
 
+def test_a_page_with_a_right_class_is_confirmed_from_outside(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"# Attention\n\nIt isn't hard:\n\n```python\n{write('separate')}```\n")
+    assert sandbox.run(page).verdict == "right"
+
+
 def test_a_fault_comes_through_with_line_and_words(tmp_path):
     report = run(tmp_path, write("fused", "scale-missing"))
     assert report.cause == "scale-missing"

@@ -273,3 +273,61 @@ def test_a_remark_on_what_torch_expects_is_no_promise_of_the_class(tmp_path):
 
 def test_a_class_that_says_it_is_not_causal_need_not_be(tmp_path):
     assert judged(tmp_path, layer("NonCausalAttention", text="Non-causal attention.")).verdict == "right"
+
+
+LIST = f"""{HEAD}class Head(nn.Module):
+    def __init__(self, d_in, d_out, context_length):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(d_in, d_out, bias=False) for _ in range(3))
+        self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), 1).bool())
+
+    def forward(self, x):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        scores = q @ k.transpose(1, 2)
+        scores = scores.masked_fill(self.mask[: x.shape[1], : x.shape[1]], -torch.inf)
+        return torch.softmax(scores / WIDTH**0.5, -1) @ v
+
+
+class Wrapper(nn.Module):
+    def __init__(self, d_in, d_out, context_length, num_heads):
+        super().__init__()
+        self.heads = nn.ModuleList([Head(d_in, d_out, context_length) for _ in range(num_heads)])
+
+    def forward(self, x):
+        return torch.cat([head(x) for head in self.heads], -1)
+"""
+
+
+@pytest.mark.parametrize(("width", "wrong"), [("k.shape[-1]", []), ("x.shape[-1]", ["scale-d_model"])])
+def test_a_wrapper_is_tried_with_an_output_width_of_its_own(tmp_path, width, wrong):
+    assert names(judged(tmp_path, LIST.replace("WIDTH", width))) == wrong
+
+
+def test_half_of_a_scale_is_not_taken_for_the_width_of_the_model(tmp_path):
+    assert names(judged(tmp_path, layer(scale="math.sqrt(D) / 2"))) == ["scale-other"]
+    assert names(judged(tmp_path, layer(scale="math.sqrt(E)"))) == ["scale-d_model"]
+
+
+def test_weights_that_are_divided_by_sums_over_queries_are_found(tmp_path):
+    text = layer().replace("scores.softmax(-1)", "p / p.sum(-2, keepdim=True)")
+    text = text.replace("        return", "        p = scores.softmax(-1)\n        return", 1)
+    assert names(judged(tmp_path, text)) == ["softmax-axis"]
+
+
+def test_a_mode_that_keeps_what_it_makes_of_the_weights_is_entered_after_they_are_made_random(tmp_path):
+    train = """
+    def train(self, mode=True):
+        super().train(mode)
+        self.kept = None if mode else self.table.detach().clone()
+        return self
+"""
+    made = "self.table = nn.Parameter(torch.zeros(1, num_heads, 1, 1))\n        self.kept = None"
+    text = layer(made=made, before="bias = self.table if self.training else self.kept", rest=train)
+    text = text.replace(" / math.sqrt(D)", " / math.sqrt(D) + bias")
+    assert not judged(tmp_path, text).wrong
+
+
+def test_an_assertion_in_training_mode_is_no_difference(tmp_path):
+    text = layer(before="assert not self.training or T % 13 == 0")
+    report = judged(tmp_path, text)
+    assert (report.verdict, report.wrong) == ("partial", []), report

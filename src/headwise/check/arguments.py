@@ -249,8 +249,8 @@ def _with_names(
     unknown = [p.name for p in parameters if p.default is p.empty and p.name not in known]
     needed = [p.name for p in parameters if p.default is p.empty and known.get(p.name) is None]
     parts = _parts(cls, needed, sizes, namespace) if needed else {}
-    sides = [p for p in parameters if p.default is p.empty or isinstance(p.default, tuple)]
-    parts |= {p.name: area(sizes.T) for p in sides if p.name in _areas(cls)}
+    sides = [p for p in parameters if (p.default is p.empty or isinstance(p.default, tuple)) and p.name in _areas(cls)]
+    parts |= {p.name: area(sizes.T) for p in sides if p.default is p.empty}
     known, unknown = known | parts, [name for name in unknown if name not in parts]
     certain = not unknown and not any(isinstance(part, StandIn) for part in parts.values())
     optional = [name for name in roles if name in widths and name not in known and name not in unknown]
@@ -275,6 +275,9 @@ def _with_names(
     for changed in [several, *second] if several else second:
         for arguments in filled:
             yield _built(cls, arguments | changed, natural=False)
+    pairs = {p.name: area(sizes.T) for p in sides if p.default is not p.empty}
+    if pairs and not unknown:  # of an area that is not as long as our input
+        yield _built(cls, known | pairs, natural=False)
     asked = flags_asked_of(cls)
     for p in parameters:
         if not unknown and p.name in asked:

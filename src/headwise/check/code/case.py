@@ -83,6 +83,12 @@ class Case:
         others = [n for n in self.tree.body if isinstance(n, DEFINED) and n.name != self.name]
         return without(self.source, others if _used_by(self.tree, self.name) else [])
 
+    @functools.cached_property
+    def around(self) -> str:
+        """The file, with empty lines for all classes but this one."""
+        others = [n for n in self.whole_tree.body if isinstance(n, ast.ClassDef) and n.name != self.name]
+        return without(self.whole, others)
+
     def line_with(self, pattern: str) -> int | None:
         """The first line inside the class or function that matches a regular expression."""
         try:

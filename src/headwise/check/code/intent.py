@@ -57,7 +57,7 @@ class Stated(NamedTuple):
 
 def stated_meaning(case: Case, name: str) -> Stated | None:
     """The one meaning that the file states for this mask; None where it states none or contradicts itself."""
-    for text in (case.own, case.whole):  # what another class says of its mask may be another convention
+    for text in (case.own, case.around):  # what another class says of its mask may be another convention
         found = [
             Stated(meaning, line)
             for line, said in _statements(case, text)

@@ -334,7 +334,10 @@ def _excuse(failure: Failure, case: Case) -> str:
     flags = sorted(name for off in kinds for name in flags_asked_of(case.target, off) if name not in failure.built)
     if flags and failure.called is None and (failure.deliberate or isinstance(failure.error, AssertionError)):
         return f"the constructor asks for arguments that are off or None by default: {', '.join(flags[:3])}"
-    if failure.called is not None and (said := states_no_tokens(case, failure.called.split(", "))) is not None:
+    about_shapes = isinstance(failure.error, RuntimeError | ValueError) and failure.called is not None
+    if about_shapes and " 0" in str(failure.error).partition("is invalid for input of size")[0][-40:]:
+        return "a size comes out as 0: the input may be too short for it"
+    if about_shapes and (said := states_no_tokens(case, (failure.called or "").split(", "))) is not None:
         return f"line {said} gives an input no axis of tokens"
     zero = [p.name for p in parameters_of(case.target) if type(p.default) is int and p.default == 0]
     zero = [name for name in zero if constructor_role(name) not in ("dropout", "bias") and name not in failure.built]

@@ -98,6 +98,7 @@ def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, va
     seen = read(other) if other.output is not None else None
     wrong = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
     wrong = [f for f in wrong if not (f.name.startswith("scale-") and _has_the_same_scale(seen, reading))]
+    wrong = [f for f in wrong if f.name != "wrong-role" or "selfattention" not in plain(name)]  # it reads the query
     guessed = type(value) in (int, float)  # what such a number means is not known
     found = [f for f in wrong if not guessed and (_is_bias(name) or not _is_chosen(f, f"{name} {value}"))]
     found = found or ([] if wrong or guessed else unused_twins(other, seen))
@@ -254,7 +255,9 @@ def _failed_option(bound: Bound, name: str, words: str, error: Exception) -> Fou
 
 
 def _is_bias(name: str) -> bool:
-    return constructor_role(name) == "bias" and not re.search(r"pos|rel|alibi|attn|attention|add", plain(name))
+    return constructor_role(name) == "bias" and not re.search(
+        r"pos|rel|alibi|attn|attention|add|separ|fuse|type|mode|init", plain(name)
+    )
 
 
 def _kept_bias(off: Bound, name: str) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from headwise.check.arguments import OTHER_SIZES, CallSizes, area, constructor_role, parameters_of, plain
+from headwise.check.arguments import OTHER_SIZES, CallSizes, area, batch_for, constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import PICTURES, PLAIN, Inputs, leaves, make_inputs, tokens_of
 from headwise.check.code.intent import stated_window, states_one_length
@@ -30,6 +30,7 @@ GROUPED = re.compile(r"group|gqa", re.IGNORECASE)
 GROUPS = 2  # key/value heads for six query heads
 LONG = 257  # tokens, more than the chunks that people choose
 HEAD_WIDTH = re.compile(r"dimhead|dhead|headdim|headsize|headwidth|^d_?k$|^keydim$|^qkdim$")
+QUARTERED = 16  # numbers in a head of which a quarter can be rotated
 MORE = 3  # numbers in a width that is changed alone
 OUTPUT_WIDTH = 2  # more in every head than the input width has, in the settings in which they differ
 
@@ -286,6 +287,16 @@ def _judged_size(other: Bound, sizes: CallSizes, first: AttentionReading) -> Fou
         yield Note("untried", f"{_words(sizes)}, it could not be read")
         return
     found = [f for f in stage_findings(other, seen) if f.severity == "wrong"]
+    if found and sizes.D % QUARTERED and any(f.name.startswith(("rotary", "head-width")) for f in found):
+        wide = replace(sizes, E=QUARTERED * sizes.H, B=batch_for(QUARTERED * sizes.H))
+        with contextlib.suppress(Exception):  # it takes this width only
+            again = other.resized(wide)
+            seen_again = None if again is None else read(again)
+            if again is not None and seen_again is not None:
+                sure = [f for f in stage_findings(again, seen_again) if f.severity == "wrong"]
+                if not sure:
+                    yield Note("untried", f"{_words(sizes)}, of which a part is rotated")
+                    return
     yield from (replace(f, detail=f"{f.detail} ({_words(sizes)})") for f in found)
     if not found:
         error = prediction_error(other, seen)

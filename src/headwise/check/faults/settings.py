@@ -43,6 +43,9 @@ ALMOST = 0.8  # likeness of a misspelled word
 CUT_BEFORE = re.compile(r"^(Shifted)?Window(ed)?(Multi|Self|Att|MSA|MHA)", re.IGNORECASE)  # as in Swin
 NARROW = 2  # tokens in a window
 GUESSES = {"int": (2,), "float": (0.7,), "bool": (True,)}  # for an argument that is None by default
+STREAMS_CHOSEN = re.compile(
+    r"selfatt|crossatt|encoderdecoder"
+)  # options that say from which input keys and values come
 
 
 def constructor_options(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -98,7 +101,7 @@ def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, va
     seen = read(other) if other.output is not None else None
     wrong = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
     wrong = [f for f in wrong if not (f.name.startswith("scale-") and _has_the_same_scale(seen, reading))]
-    wrong = [f for f in wrong if f.name != "wrong-role" or "selfattention" not in plain(name)]  # it reads the query
+    wrong = [f for f in wrong if f.name != "wrong-role" or not STREAMS_CHOSEN.search(plain(name))]
     guessed = type(value) in (int, float)  # what such a number means is not known
     found = [f for f in wrong if not guessed and (_is_bias(name) or not _is_chosen(f, f"{name} {value}"))]
     found = found or ([] if wrong or guessed else unused_twins(other, seen))

@@ -417,7 +417,7 @@ def without(text: str, definitions: Iterable[ast.stmt]) -> str:
 
 def _used_by(tree: ast.Module, name: str) -> list[ast.stmt]:
     """What defines this name at module level, and all that it needs from there, by the names that it reads."""
-    found = [n for n in tree.body if isinstance(n, DEFINED) and n.name == name]
+    found: list[ast.stmt] = [n for n in tree.body if isinstance(n, DEFINED) and n.name == name]
     pending = [*found]
     while pending:
         read = {n.id for n in ast.walk(pending.pop()) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}

@@ -415,7 +415,8 @@ def _splits_input(bound: Bound, sizes: CallSizes) -> bool:
     """Whether heads share the width of the input, whatever the width of the output is."""
     width = sizes.E - 1  # without the one more that made it refuse
     try:
-        seen = read(bound.resized(replace(sizes, E=width)))
+        other = bound.resized(replace(sizes, E=width))
+        seen = None if other is None else read(other)
     except Exception:  # what raises says nothing about heads
         return False
     return seen is not None and seen.core.query.shape[-1] * sizes.H == width

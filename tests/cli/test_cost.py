@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from headwise.cli import main
+from headwise.errors import install_command
 from headwise.learn.configs import CONFIGS
 from headwise.learn.cost import Cost
 
@@ -113,7 +114,7 @@ def test_wrong_usage_ends_with_words_and_status_two(arguments, words, capsys):
 def test_without_rich_the_table_is_refused_and_json_is_not(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich", None)
     assert main(["cost"]) == 2
-    assert "pip install 'headwise[terminal]'" in capsys.readouterr().err
+    assert install_command("terminal") in capsys.readouterr().err
     assert json.loads(printed(capsys, "--json"))
     assert json.loads(printed(capsys, "--models", "--json"))
 

@@ -6,6 +6,7 @@ import torch
 
 from headwise import load_builtin
 from headwise.cli import main
+from headwise.errors import install_command
 
 
 def printed(capsys, *arguments):
@@ -131,7 +132,7 @@ def test_wrong_usage_ends_with_words_and_status_two(arguments, words, capsys):
 
 def test_without_rich_the_table_is_refused_and_json_is_not(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich", None)
-    assert "pip install 'headwise[terminal]'" in refused(capsys)
+    assert install_command("terminal") in refused(capsys)
     assert json.loads(printed(capsys, "--json"))
 
 

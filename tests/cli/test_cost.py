@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 
 import pytest
@@ -109,6 +110,17 @@ def test_wrong_usage_ends_with_words_and_status_two(arguments, words, capsys):
     assert captured.out == ""
     assert captured.err.startswith("headwise cost: ")
     assert words in captured.err
+
+
+@pytest.mark.parametrize("arguments", [["--models"], ["--model", "gpt2"], ["--model", "gpt-oss-20b", "--seq", "32768"]])
+def test_sixty_columns_cut_no_number_and_no_formula(arguments, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    out = printed(capsys, *arguments)
+    assert max(map(len, out.splitlines())) <= 60
+    assert "…" not in out
+    row = re.search(r"^ gpt2 +768 +12 +12 +28\.3 M +36 KiB *$", out, re.MULTILINE)
+    assert (row is not None) == (arguments == ["--models"])
+    assert ("72 columns or more show D, L, tokens and window too" in out) == (arguments == ["--models"])
 
 
 def test_without_rich_the_table_is_refused_and_json_is_not(capsys, monkeypatch):

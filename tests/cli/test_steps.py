@@ -145,6 +145,16 @@ def test_eighty_columns_are_enough(capsys, monkeypatch):
     assert "…" not in out
 
 
+@pytest.mark.parametrize("form", ["course", "handbook", "book"])
+def test_sixty_columns_cut_no_code(form, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    out = printed(capsys, "--form", form)
+    assert max(len(line) for line in out.splitlines()) <= 60
+    assert "…" not in out
+    assert "q @ k.transpose(-2, -1)" in out
+    assert "→ scores (1, 2, 4, 4)" in out
+
+
 def test_one_head_alone_refuses_several(capsys):
     assert main(["steps", "--form", "head", "--heads", "4"]) == 2
     assert "4 heads: the form 'head' is a single head" in capsys.readouterr().err

@@ -107,6 +107,14 @@ def test_a_small_terminal_says_what_rows_columns_and_colors_are(width):
     assert "…" not in "".join(line.removesuffix("· …") for line in lines.splitlines()[1:])
 
 
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_that_no_head_has_a_pattern_is_said_in_the_width(depth):
+    text = bare(drawn(view(load_builtin(), "hello"), 60, Palette(depth)))
+    assert "No head has a clear pattern in this text; a longer one may show some." in text.replace("\n", " ")
+    assert depth or "with “hello”" in text.replace("\n", " "), "with colors, these lines are for pictures"
+    assert max(map(wide, text.splitlines())) <= 60
+
+
 @pytest.mark.parametrize("width", [60, 80])
 def test_the_largest_weight_of_a_long_row_is_whole(width):
     maps = AttentionMap(torch.zeros(1, 1, 2000, 5), torch.zeros(1, 1, 2000, 5), Scoring(causal()))

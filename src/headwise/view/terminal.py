@@ -43,7 +43,8 @@ def drawn(view: View, width: int, palette: Palette, height: int = HEIGHT) -> str
     """What the heads do with the text, in a terminal of this size."""
     room = height - 2
     large, narrow = height >= TALL, width < NORMAL
-    titles, facts = (2, 6) if large else (1, 2 if palette.depth and not narrow else 3)
+    titles = 2 if large or (palette.depth == 0 and width >= EXPLAINING) else 1
+    facts = 6 if large else 2 if palette.depth and not narrow else 3
     lines = [*_heading(view, width, palette, titles, facts), *[""] * (large or not narrow)]
     cells = Cells(view, width, palette)
     rest = cells.lines(max(2, (room - len(lines)) // 2))
@@ -75,7 +76,7 @@ def _large(view: View, width: int, room: int, palette: Palette) -> list[str]:
     size = (width + 3) // across - 3
     heads = [head for head in _distinct(view) if head.trait][: across * down]
     if not heads:
-        return [NO_PATTERN, ""]
+        return [*wrapped([NO_PATTERN], width), ""]
     lines: list[str] = []
     for start in range(0, len(heads), across):
         blocks = [_block(view, head, side, size, palette) for head in heads[start : start + across]]
@@ -181,7 +182,7 @@ def _listed(view: View, width: int, most: int) -> list[str]:
         more = entry(head.place, described(head.summary).replace(WITHOUT, ""), pair)
         if len(lines) == first or len(lines) + len(more) <= most + 1 - len(notes):  # a later one may need fewer lines
             lines += more
-    return [*lines, *notes] if heads else [NO_PATTERN]
+    return [*lines, *notes] if heads else wrapped([NO_PATTERN], width)
 
 
 class Cells:

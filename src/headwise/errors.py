@@ -2,8 +2,11 @@
 
 import difflib
 import importlib
+import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import ModuleType
 
 
@@ -131,17 +134,50 @@ def _escaped(code: int) -> str:
 # Optional packages are imported when they are used. If one is missing, the error names its install command.
 
 
-def need(package: str, extra: str, purpose: str) -> ModuleType:
+def install_command(extra: str) -> str:
+    """How to install an extra: from the clone or the wheel that headwise comes from, if it is still there.
+
+    >>> install_command("serve").endswith("[serve]'")
+    True
+    """
+    source = _source()
+    if source is not None and source.is_dir() and source.samefile(os.curdir):
+        source = Path(os.curdir)
+    wanted = f"{'headwise' if source is None else source}[{extra}]"
+    return f"pip install {shlex.quote(wanted)}"
+
+
+def _source() -> Path | None:
+    """The clone that headwise runs in, or the clone or wheel that pip installed it from; None for an index."""
+    clone = Path(__file__).parents[2]
+    if (clone / "pyproject.toml").is_file() and (clone / "src" / "headwise").is_dir():
+        return clone
+    import json  # these here, since nearly nobody needs them
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        origin = distribution("headwise").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    url = urlsplit(json.loads(origin or "{}").get("url", ""))
+    path = Path(url2pathname(url.path))
+    return path if url.scheme == "file" and path.exists() else None
+
+
+def need(package: str, extra: str, purpose: str, verb: str = "need") -> ModuleType:
     """The imported package, or a `MissingExtraError` that says how to install it.
 
     Args:
         package: the module to import, such as "rich.table".
         extra: the extra of headwise that installs it.
         purpose: what needs it, as the start of a sentence: "colored tables".
+        verb: "needs" after a purpose in the singular.
     """
     name = package.partition(".")[0]
     try:
         importlib.import_module(name)
         return importlib.import_module(package)
     except ImportError as error:
-        raise MissingExtraError(f"{purpose} need {name}. Install it with: pip install 'headwise[{extra}]'.") from error
+        raise MissingExtraError(f"{purpose} {verb} {name}. Install it with: {install_command(extra)}") from error

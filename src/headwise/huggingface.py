@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from headwise import masks
 from headwise.attention.backends import Call, choose
-from headwise.errors import MaskError, MissingExtraError, OptionError
+from headwise.errors import MaskError, MissingExtraError, OptionError, install_command
 from headwise.layer.attached import Attached
 from headwise.masks import Extent, Grid, Mask
 from headwise.masks.mask import placed
@@ -35,7 +35,7 @@ try:
     from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, prepare_padding_mask, sdpa_mask
 except ImportError as error:
     raise MissingExtraError(
-        "headwise.huggingface needs transformers 5.22 or newer. Install it with: pip install 'headwise[huggingface]'."
+        "headwise.huggingface needs transformers 5.22 or newer. Install it with: " + install_command("huggingface")
     ) from error
 
 NAME = "headwise"

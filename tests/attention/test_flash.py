@@ -13,6 +13,7 @@ from headwise.attention.backends import BACKENDS, Call
 from headwise.attention.backends.dense import Whole
 from headwise.attention.backends.flash import FlashKernel, kernel, trial
 from headwise.attention.backends.flash.lowering import Band, layout, lower
+from headwise.errors import install_command
 from headwise.masks import causal, dense, documents, padding, prefix, window
 from headwise.weights import Scoring
 from headwise.weights.scoring import alibi
@@ -214,7 +215,7 @@ def test_without_the_extra_the_reason_names_the_install_command(monkeypatch):
     call = large_call(mask=causal())
     pretend = type("Pretend", (), {"is_cuda": True, "device": torch.device("cuda:0")})()
     monkeypatch.setattr(FlashKernel, "meaning", lambda self, _: lower(call))
-    assert "pip install 'headwise[flash]'" in FlashKernel().refuses(call._replace(query=pretend))
+    assert install_command("flash") in FlashKernel().refuses(call._replace(query=pretend))
 
 
 KIND = trial.Specialization(torch.bfloat16, torch.device("cpu"), (64, 64), 3, False, False, True, False, False, False)

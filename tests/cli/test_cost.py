@@ -1,9 +1,11 @@
 import json
+import re
 import sys
 
 import pytest
 
 from headwise.cli import main
+from headwise.errors import install_command
 from headwise.learn.configs import CONFIGS
 from headwise.learn.cost import Cost
 
@@ -110,10 +112,21 @@ def test_wrong_usage_ends_with_words_and_status_two(arguments, words, capsys):
     assert words in captured.err
 
 
+@pytest.mark.parametrize("arguments", [["--models"], ["--model", "gpt2"], ["--model", "gpt-oss-20b", "--seq", "32768"]])
+def test_sixty_columns_cut_no_number_and_no_formula(arguments, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    out = printed(capsys, *arguments)
+    assert max(map(len, out.splitlines())) <= 60
+    assert "…" not in out
+    row = re.search(r"^ gpt2 +768 +12 +12 +28\.3 M +36 KiB *$", out, re.MULTILINE)
+    assert (row is not None) == (arguments == ["--models"])
+    assert ("72 columns or more show D, L, tokens and window too" in out) == (arguments == ["--models"])
+
+
 def test_without_rich_the_table_is_refused_and_json_is_not(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich", None)
     assert main(["cost"]) == 2
-    assert "pip install 'headwise[terminal]'" in capsys.readouterr().err
+    assert install_command("terminal") in capsys.readouterr().err
     assert json.loads(printed(capsys, "--json"))
     assert json.loads(printed(capsys, "--models", "--json"))
 

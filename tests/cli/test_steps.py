@@ -6,6 +6,7 @@ import torch
 
 from headwise import load_builtin
 from headwise.cli import main
+from headwise.errors import install_command
 
 
 def printed(capsys, *arguments):
@@ -131,7 +132,7 @@ def test_wrong_usage_ends_with_words_and_status_two(arguments, words, capsys):
 
 def test_without_rich_the_table_is_refused_and_json_is_not(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich", None)
-    assert "pip install 'headwise[terminal]'" in refused(capsys)
+    assert install_command("terminal") in refused(capsys)
     assert json.loads(printed(capsys, "--json"))
 
 
@@ -142,6 +143,16 @@ def test_eighty_columns_are_enough(capsys, monkeypatch):
     out = printed(capsys, "--form", "book", "--d-model", "768", "--heads", "12", "--seq", "100", "--batch", "4")
     assert max(len(line) for line in out.splitlines()) <= 80
     assert "…" not in out
+
+
+@pytest.mark.parametrize("form", ["course", "handbook", "book"])
+def test_sixty_columns_cut_no_code(form, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    out = printed(capsys, "--form", form)
+    assert max(len(line) for line in out.splitlines()) <= 60
+    assert "…" not in out
+    assert "q @ k.transpose(-2, -1)" in out
+    assert "→ scores (1, 2, 4, 4)" in out
 
 
 def test_one_head_alone_refuses_several(capsys):

@@ -12,6 +12,7 @@ from headwise import load_builtin, view
 from headwise.cli import main
 from headwise.models import builtin
 from headwise.view import View
+from headwise.view.screen import KEYS
 from headwise.view.terminal import WITHOUT
 from headwise.view.words import described
 
@@ -102,6 +103,15 @@ def test_json_of_one_layer_or_head_is_that_part(capsys):
     assert main(["view", TEXT, "--json", "--layer", "2"]) == 0
     (layer,) = json.loads(capsys.readouterr().out)["layers"]
     assert len(layer["heads"]) == 8
+
+
+def test_the_help_lists_the_keys_of_the_full_screen(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["view", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Keys: arrows: move by a cell; PgUp PgDn: move by half a screen; " in told
+    for key, _, does in KEYS:
+        assert f"{key}: {does}" in told
 
 
 def test_a_head_into_a_pipe_is_printed_once_in_letters(capsys):

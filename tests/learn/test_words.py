@@ -129,6 +129,27 @@ def test_text_fits_into_eighty_columns_and_shows_every_word_and_head(steps):
     assert max(map(wide, long.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_headings_and_numbers_are_wrapped_and_not_cut(width):
+    text = words_text(word_steps("It was a dark evening in November, and the rain fell upon the roofs."), width)
+    lines = text.splitlines()
+    assert max(map(wide, lines)) <= width
+    assert any(re.search(r"8 heads of width 32$", line) for line in lines[:3])
+    assert "4 scores, continued" in text
+    assert "a row is a token that looks, a column one it looks at" in text
+    assert "its token with the most weight, and its numbers (step 8)" in text
+    starts = text[text.index("CONCATENATED") : text.index("OUTPUT")]
+    assert len(re.findall(r"\d\.\d\d …", starts)) == 8 * 20
+
+
+def test_columns_show_their_words_where_there_is_room(steps):
+    lines = words_text(steps, 80).splitlines()
+    row = lines[lines.index(next(line for line in lines if line.startswith("head 0  "))) + 1]
+    assert row.split() == 2 * ["<|st…", "The", "quick", "brown", "fo", "x"]
+    numbers = lines[lines.index(row) + 3]
+    assert row.index("quick") + len("quick") == numbers.index(" 6 ") + 2, "right-aligned, as the numbers are"
+
+
 def test_command_prints_text_json_and_a_page(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["steps", TEXT, "--head", "5"]) == 0

@@ -17,7 +17,7 @@ from headwise import (
     trace,
     watch,
 )
-from headwise.study.importance import Importance, mean_cross_entropy
+from headwise.study.importance import Importance, drawn_heads, mean_cross_entropy
 from tiny_models import CAUSAL, H, V, states, tiny
 
 B, T = 3, 7
@@ -165,6 +165,17 @@ def test_a_result_tells_its_heads_in_words_numbers_and_a_picture(tokens):
     assert repr(found) == "Importance(by='gradient', 18 heads in 3 layers, 3 samples)"
     pytest.importorskip("matplotlib").use("agg")
     assert found.plot().get_xlabel() == "head"
+
+
+def test_the_picture_of_all_heads_has_room_for_the_names_of_its_layers():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+    scores = {f"model.layers.{layer}.self_attn": torch.rand(8) for layer in range(7)}
+    axes = drawn_heads(scores, "a score")
+    axes.figure.canvas.draw()
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(scores)
+    assert min(label.get_window_extent().x0 for label in axes.get_yticklabels()) >= 0
+    pyplot.close(axes.figure)
 
 
 def test_rank_correlation_is_spearmans():

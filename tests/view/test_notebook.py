@@ -286,5 +286,5 @@ def test_bad_plots_are_refused(call, error, message):
 
 def test_without_matplotlib_a_plot_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtraError, match=r"headwise\[plot\]"):
+    with pytest.raises(MissingExtraError, match=r"\[plot\]"):
         random_map().plot(0)

@@ -17,7 +17,7 @@ import torch
 
 from headwise import AttentionMap, OptionError, Scoring, causal, view
 from headwise.view.color import Palette
-from headwise.view.screen import FOOTER, HEADER, MapScreen, described, number, printed
+from headwise.view.screen import FOOTER, HEADER, MapScreen, described, number, precise, printed
 from headwise.view.tokens import wide
 
 T = 37
@@ -69,6 +69,74 @@ def test_pixels_are_sums_over_keys_and_means_over_queries(result):
     expected = torch.stack([block.mean(0) for block in dense.split(4)])
     expected = torch.stack([block.sum(1) for block in expected.split(4, 1)], 1)
     torch.testing.assert_close(screen.picture(screen.window()).double(), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_a_cell_is_told_by_the_queries_and_keys_that_it_covers_also_at_the_end():
+    torch.manual_seed(0)
+    result = make(301)
+    screen = MapScreen(result, 0, 1, Palette(24), 80, 24)
+    assert (screen.span, screen.query) == (16, 300)
+    dense = result.maps[0][0, 1].double()
+    assert f"queries 288–300 put {dense[288:, :16].sum(1).mean():.4f} on keys 0–15" in bare(screen.lines())
+    screen.press("end")
+    assert f"queries 288–300 put {dense[288:, 288:].sum(1).mean():.4f} on keys 288–300" in bare(screen.lines())
+    screen.press("up")
+    assert "queries 272–287 put 0 on keys 288–300" in bare(screen.lines())
+
+
+def test_a_cell_of_one_query_or_key_is_told_in_the_singular():
+    screen = MapScreen(make(289), 0, 1, Palette(24), 80, 24)
+    assert any(re.match(r"query 288 puts 0\.\d{4} on keys 0–15$", line) for line in bare(screen.lines()))
+
+
+def test_the_heading_says_which_number_leaves_out_the_first_token_since_the_map_does_not():
+    query = torch.nn.functional.one_hot(torch.arange(T), T).float()
+    previous = AttentionMap(20 * query.roll(-1, 1)[None, None], T**0.5 * query[None, None], Scoring(causal()))
+    title, *_ = bare(MapScreen(view(previous), 0, 0, Palette(24), 80, 24).lines())
+    assert re.fullmatch(r"0\.0  previous-token [01]\.\d\d without the first token", title)
+    sink = AttentionMap(torch.ones(1, 1, T, 5), 20 * query[None, None, :, :1].expand(1, 1, T, 5), Scoring(causal()))
+    assert printed(view(sink), 0, 0, 80)[0] == "0.0  first-token sink 1.00; rest: broad 1.00"
+
+
+def test_a_weight_that_would_round_to_zero_is_not_called_zero():
+    assert [precise(weight) for weight in (0.0, 1.9e-7, 6e-5, 0.25)] == ["0", "< 0.0001", "0.0001", "0.2500"]
+    scores = torch.tensor([[9.0], [-9.0]])[None, None]
+    screen = MapScreen(view(AttentionMap(torch.ones(1, 1, 2, 1), scores)), 0, 0, Palette(24), 80, 24)
+    screen.press("right")
+    assert "weight < 0.0001" in bare(screen.lines())
+    screen.press("enter")
+    assert "weight < 0.0001 · logit -9.000" in " ".join(bare(screen.lines()))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_how_to_quit_and_to_list_the_keys_is_shown_at_every_width(result, width):
+    last = bare(MapScreen(result, 0, 0, Palette(24), width, 24).lines())[-1]
+    assert last.endswith("? keys · q quits")
+    assert len(last) <= width
+    assert "…" not in last
+
+
+def test_a_question_mark_lists_every_key_until_the_next_one(result):
+    screen = MapScreen(result, 0, 0, Palette(24), 40, 12)
+    before = screen.lines()
+    screen.press("?")
+    listed = bare(screen.lines())
+    assert len(listed) == 12
+    assert max(map(wide, listed)) <= 40
+    for key in ("arrows", "PgUp PgDn", "Home End", "+ -", "Enter", "n p", "t", "?", "q"):
+        assert any(line.startswith(f"{key} ") for line in listed), key
+    screen.press("down")
+    assert screen.lines() == before
+    for key in "?q":
+        screen.press(key)
+    assert screen.ended
+
+
+def test_a_printed_map_says_all_of_its_scale_on_few_columns():
+    found = printed(make(301), 1, 0, 60)
+    assert max(map(wide, found)) <= 60
+    said = " ".join(" ".join(found).replace("\u00a0", " ").split())
+    assert "a letter is 8 × 8 weights; from 0 to 1 on a square-root scale: ' .:-=+*#%@'" in said
 
 
 def test_zooming_in_ends_at_single_weights_in_numbers(result):

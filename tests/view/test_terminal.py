@@ -7,7 +7,7 @@ import torch
 
 from headwise import AttentionMap, MultiHeadAttention, OptionError, Scoring, causal, load_builtin, view
 from headwise.view.color import Palette
-from headwise.view.terminal import HEIGHT, drawn, drawn_layer, letters_of
+from headwise.view.terminal import EXAMPLE, HEIGHT, drawn, drawn_layer, letters_of
 from headwise.view.tokens import wide
 from headwise.view.words import example, percent
 from headwise.weights.summary import Head, Trait
@@ -70,7 +70,7 @@ def test_in_a_longer_text_each_line_has_the_word_of_its_upper_row_alone():
     assert [row[0] for row in found[:tall]] == [f"w{2 * i * 211 // (2 * tall)}" for i in range(tall)]
     assert len(found[0]) >= 2, "several heads"
     assert all(len(set(row)) == 1 for row in found)
-    assert any("words name upper rows · without the first token" in line for line in lines)
+    assert "tokens a cell · words name upper rows\nwithout the first token" in "\n".join(lines)
 
 
 def test_the_numbers_of_heads_stand_over_their_cells(result):
@@ -79,6 +79,60 @@ def test_the_numbers_of_heads_stand_over_their_cells(result):
     numbers = [match.start() for match in re.finditer(r"\d", lines[place])]
     letters = [match.start() for match in re.finditer(r"[a-zA-Z·]", lines[place + 1])]
     assert numbers == letters
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_what_is_said_is_wrapped_and_not_cut(result, width, depth):
+    heading, *lines = bare(drawn(result, width, Palette(depth), 48)).splitlines()
+    said = " ".join(line for line in lines if not re.search("[▀▄]", line)).replace("\u00a0", " ")
+    for wanted in (
+        "captain looked at the sea",
+        "with no other pattern",
+        "attention is not importance",
+        "s and capitals",
+    ):
+        assert wanted in " ".join([heading, said])
+    assert ("rows attend to columns" in said) == ("more color: more clearly" in said) == (depth > 0)
+    assert depth or f"what it does {EXAMPLE}" in " ".join(said.split()) or width == 60
+    assert "…" not in said.replace("…”", ""), "but for the text, of which the heading has the beginning"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_small_terminal_says_what_rows_columns_and_colors_are(width):
+    lines = bare(drawn(view(load_builtin(), "To be, or not to be, that is the question."), width, Palette(24), 24))
+    for wanted in ("rows attend to columns", "without the first token", "more color: more clearly", "with no"):
+        assert wanted in lines
+    assert "▀" in lines
+    assert "…" not in "".join(line.removesuffix("· …") for line in lines.splitlines()[1:])
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_that_no_head_has_a_pattern_is_said_in_the_width(depth):
+    text = bare(drawn(view(load_builtin(), "hello"), 60, Palette(depth)))
+    assert "No head has a clear pattern in this text; a longer one may show some." in text.replace("\n", " ")
+    assert depth or "with “hello”" in text.replace("\n", " "), "with colors, these lines are for pictures"
+    assert max(map(wide, text.splitlines())) <= 60
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_largest_weight_of_a_long_row_is_whole(width):
+    maps = AttentionMap(torch.zeros(1, 1, 2000, 5), torch.zeros(1, 1, 2000, 5), Scoring(causal()))
+    words = [f"some{i}" for i in range(2000)]
+    said = drawn(view(maps, words=words), width, Palette(0)).replace("\n", " ").replace("\u00a0", " ")
+    assert re.search(r"→ +([\w,]+ +)*tokens, ≤ 0\.01", " ".join(said.split()))
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize(("text", "tokens"), [("Hi there", 4), ("To be, or not to be, that is the question", 13)])
+def test_a_layer_draws_every_token_of_a_short_text(text, tokens, depth):
+    result = view(load_builtin(), text)
+    lines = bare(drawn_layer(result, 3, 80, 24, Palette(depth))).splitlines()
+    assert tokens == result.T
+    end = next(i for i, line in enumerate(lines) if line.startswith("3.0"))
+    start = next(i for i, line in enumerate(lines) if line.endswith("tokens")) + 2
+    assert end - start == (tokens if depth == 0 else -(-tokens // 2))
+    assert not any("tokens a cell" in line for line in lines)
 
 
 def test_a_larger_terminal_shows_more_heads(result):

@@ -56,7 +56,8 @@ def table(*columns: str, lines: bool = False, right: Iterable[str] = (), whole: 
         box=rich("box").SIMPLE_HEAD, show_lines=lines, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
     )
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", no_wrap=column in whole)
+        justify = "right" if column in right else "left"
+        made.add_column(column, justify=justify, no_wrap=column in whole, overflow="fold")  # a long word is not cut
     return made
 
 

@@ -19,6 +19,7 @@ EXAMPLES = """examples:
   headwise cost --model mistral-7b --json
 """
 SIZES = ("d_model", "heads", "kv_heads", "head_dim", "layers", "causal", "bias")  # that a known model sets itself
+NARROW, LEFT_OUT = 72, ("D", "L", "tokens", "window")  # below so many columns, the list of models does without these
 DTYPES = {name: getattr(torch, name).itemsize for name in ("float32", "bfloat16", "float16", "float8_e4m3fn")}
 
 
@@ -86,19 +87,24 @@ def _list_models(options: argparse.Namespace) -> int:
         print_json({"models": [{field: getattr(config, field) for field in fields} for config in known]})
         return 0
     numeric = ("E", "H", "Hkv", "D", "L", "tokens", "window", "weights", "cache")
-    grid = table("model", *numeric, right=numeric, whole=("model", *numeric))
+    out = console()
+    kept = [name for name in numeric if out.width >= NARROW or name not in LEFT_OUT]
+    grid = table("model", *kept, right=kept, whole=("model", *kept))
     for config in known:
         cost = Cost.of_model(config, 1)
         sizes = (config.d_model, config.num_heads, config.num_kv_heads, config.head_dim, config.layers)
         context = f"{config.context // 1024}k" if config.context >= 2**14 else str(config.context)
-        shown = [*map(str, sizes), context, str(config.window or ""), human(cost.parameters.value * config.layers)]
+        weights = human(cost.parameters.value * config.layers)
         cache = human(cost.kv_cache_per_token.value * config.layers, "B", binary=True)
-        grid.add_row(f"[bold cyan]{config.name}[/]", *shown, cache)
-    out = console()
+        shown = [*map(str, sizes), context, str(config.window or ""), weights, cache]
+        row = dict(zip(numeric, shown, strict=True))
+        grid.add_row(f"[bold cyan]{config.name}[/]", *(row[name] for name in kept))
     out.print(grid)
     out.print("[dim]E model width, H and Hkv query and key/value heads, D head dimension, L layers;[/]")
     out.print("[dim]tokens: longest text, 1k = 1024; window: keys visible in a windowed layer;[/]")
     out.print("[dim]weights: attention parameters; cache: bytes per token in bfloat16, of all layers[/]")
+    if len(kept) < len(numeric):
+        out.print(f"[dim]{NARROW} columns or more show {', '.join(LEFT_OUT[:-1])} and {LEFT_OUT[-1]} too[/]")
     return 0
 
 
@@ -156,8 +162,10 @@ def _show(cost: Cost, config: configs.Config | None, dtype: str, speeds: tuple[f
         f"[bold]COST[/]  {name}width {cost.d_model}, {cost.num_heads} heads of {cost.head_dim}, {cost.num_kv_heads} "
         f"key/value ({cost.kind}); batch {cost.batch}, {cost.seq} tokens, {dtype}"
     )
-    out.print("[dim]B batch, T tokens, E width, H and Hkv heads, D head width; of one layer, unless[/]")
-    out.print("[dim]it says otherwise; one multiply-and-add counts as two operations (FLOPs)[/]\n")
+    out.print(
+        "[dim]B batch, T tokens, E width, H and Hkv heads, D head width; of one layer, unless it says otherwise; one "
+        "multiply-and-add counts as two operations (FLOPs)[/]\n"
+    )
     out.print(_steps_table(cost))
     _show_amounts(cost, config)
     _show_kinds(cost)

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     for package in ("starlette", "uvicorn"):
-        need(package, "serve", "the server")
+        need(package, "serve", "the server", "needs")
     from headwise.view.serve.requests import Limits
     from headwise.view.serve.server import serve
 

@@ -6,7 +6,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headwise.cli.console import add_json, check_file, console, print_json, rich, table, typed_text, write_file
+from headwise.cli.console import (
+    add_json,
+    check_file,
+    console,
+    paragraph,
+    print_json,
+    rich,
+    table,
+    typed_text,
+    write_file,
+)
 from headwise.errors import OptionError
 from headwise.learn import Setting, configs, forms, trace
 from headwise.learn.page import steps_page
@@ -27,6 +37,7 @@ EXAMPLES = """examples:
 """
 
 OTHER_COLUMNS = 52  # beside the code, in the table of the steps
+NARROW = 72  # columns below which the shapes stand over the code, which then has a few more
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +105,8 @@ def _read_words(options: argparse.Namespace) -> int:
         write_file("--html", options.html, words_page(steps), sys.stdout)
     else:
         print(words_text(steps, min(100, shutil.get_terminal_size((80, 24)).columns), options.head))
-        print("\nAdd --html steps.html for a page that explains every number you point at.")
+        print()
+        paragraph("Add --html steps.html for a page that explains every number you point at.")
     return 0
 
 
@@ -167,19 +179,21 @@ def _show(setting: Setting, steps: list[Explained], operations: list[Operation])
 
 
 def _steps_table(steps: list[Explained]) -> Any:
-    grid = table("", "step", "before → after", "operation, and why", lines=True, whole=("before → after",))
+    narrow = console().width < NARROW
+    titles = ["before → after, operation, and why"] if narrow else ["before → after", "operation, and why"]
+    grid = table("", "step", *titles, lines=True, whole=titles[:-1])
     for step in steps:
         before, after = ("\n  ".join(f"{names} {shape_text(s)}" for names, s in part.items()) for part in step.shapes())
         shapes = f"  {before}\n[green]→ {after}[/]"
-        grid.add_row(
-            f"[bold cyan]{step.number}[/]", step.name, shapes, f"[bold]{_safe(_folded(step.operation))}[/]\n{step.why}"
-        )
+        told = [shapes, f"[bold]{_safe(_folded(step.operation))}[/]\n{step.why}"]
+        grid.add_row(f"[bold cyan]{step.number}[/]", step.name, *(["\n".join(told)] if narrow else told))
     return grid
 
 
 def _folded(code: str) -> str:
     """Code that is too long for its column, broken where a reader would: before a call of a chain, or a `for`."""
-    if len(code) <= console().width - OTHER_COLUMNS:
+    width = console().width
+    if len(code) <= width - (OTHER_COLUMNS if width >= NARROW else OTHER_COLUMNS // 2):
         return code
     if code.startswith("["):
         return code.replace(" for ", "\n for ")

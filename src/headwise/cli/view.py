@@ -17,7 +17,7 @@ from headwise.models import TextModel, open_model
 from headwise.study.finite import nan_told
 from headwise.view import View, view
 from headwise.view.color import palette
-from headwise.view.screen import MapScreen, printed, show
+from headwise.view.screen import KEYS, MapScreen, printed, show
 from headwise.view.terminal import drawn, drawn_layer
 from headwise.view.texts import CROSS, DECODER, PARTS
 
@@ -44,8 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, metavar="N", help="use only the first N tokens")
     parser.add_argument("--model", default="builtin", help=MODEL_HELP)
     parser.add_argument("--layer", type=int, metavar="N", help="show only this layer, with larger pictures")
+    keys = "; ".join(f"{key}: {told}" for key, _, told in KEYS)
     parser.add_argument(
-        "--head", type=_place, metavar="L.H", help="explore one head on the full screen, such as 3.5: layer 3, head 5"
+        "--head",
+        type=_place,
+        metavar="L.H",
+        help=f"explore one head on the full screen, such as 3.5: layer 3, head 5. Keys: {keys}",
     )
     parser.add_argument(
         "--part", choices=PARTS, help="of an encoder–decoder model: what to show (default: its encoder)"
@@ -208,8 +212,8 @@ def _say(text: str) -> None:
 
 
 def _size() -> tuple[int, int]:
-    """Columns and lines, at least 40 × 12; 80 × 24 without a terminal."""
-    columns, lines = shutil.get_terminal_size((80, 24))
+    """Columns and lines, at least 40 × 12; without a terminal 80 columns, and lines enough for more heads."""
+    columns, lines = shutil.get_terminal_size((80, 48))
     return max(40, columns), max(12, lines)
 
 

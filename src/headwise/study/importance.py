@@ -176,13 +176,19 @@ def drawn_heads(scores: Mapping[str, Tensor], title: str, ax: Any = None) -> Any
     grid = torch.full((len(scores), most), math.nan)
     for row, score in enumerate(scores.values()):
         grid[row, : len(score)] = score
-    ax = pyplot.subplots(figsize=(0.5 * most + 2, 0.4 * len(scores) + 1.5))[1] if ax is None else ax
+    ax = _own_axes(pyplot, most, len(scores)) if ax is None else ax
     image = ax.imshow(grid.numpy(), cmap="cividis", vmin=0)
     ax.set_yticks(range(len(scores)), list(scores))
     ax.set_xlabel("head")
     ax.set_title(title)
     ax.figure.colorbar(image, ax=ax)
     return ax
+
+
+def _own_axes(pyplot: Any, heads: int, layers: int) -> Any:
+    """New axes for so many cells, with room for the names of layers."""
+    size = (0.5 * heads + 3, 0.4 * layers + 1.5)
+    return pyplot.subplots(figsize=size, layout="constrained")[1]
 
 
 def _ranks(numbers: Tensor) -> Tensor:

@@ -10,18 +10,19 @@ import select
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwise.view.color import CURSOR, LETTERS, NOTHING, Palette
+from headwise.view.color import CURSOR, NOTHING, Palette
 from headwise.view.pictures import Cell, pixels
 from headwise.view.result import View
-from headwise.view.terminal import wrapped
+from headwise.view.terminal import RAMP, wrapped
 from headwise.view.tokens import cut, fill, shown, wide
+from headwise.view.words import in_numbers
 
 LABEL = 18  # columns of a token and its position beside the map
 HEADER, FOOTER = 2, 4  # lines above and below the map
@@ -29,7 +30,18 @@ APART = 12  # columns from one label above the map to the next
 NEAREST = 3  # the zoom at which a weight is eight columns wide; one column at 0; at −1 a cell is 2 × 2 weights
 PRINTED = 48  # most lines of a printed map
 KEPT = 64  # pictures kept in memory, so that going back is free
-KEYS = "arrows move · + - zoom · Enter one weight · n p other head · t labels · q quits"
+KEYS = (  # each with what the last line says of it, if it does, and what the list of keys says
+    ("arrows", "move", "move by a cell"),
+    ("PgUp PgDn", "", "move by half a screen"),
+    ("Home End", "", "first key, the query itself"),
+    ("+ -", "zoom", "zoom in, zoom out"),
+    ("Enter", "one weight", "largest weight of the cell"),
+    ("n p", "other head", "next head, previous head"),
+    ("t", "labels", "show or hide the tokens"),
+    ("?", "keys", "list of keys, back to the map"),
+    ("q", "quits", "quit, as do Escape and Ctrl-C"),
+)
+LEFT_OUT = ("t", "n p", "Enter", "+ -")  # of the last line where it is too narrow, in this order
 SEQUENCES = {
     "[A": "up", "[B": "down", "[C": "right", "[D": "left", "OA": "up", "OB": "down", "OC": "right", "OD": "left",
     "[H": "home", "[F": "end", "OH": "home", "OF": "end", "[1~": "home", "[4~": "end", "[5~": "pageup",
@@ -75,7 +87,7 @@ class MapScreen:
         self.query, self.key = view.T - 1, 0
         self.words = width >= 60
         self.cell: Cell | None = None
-        self.ended, self.pointing = False, True
+        self.ended, self.pointing, self.helping = False, True, False
         self._pictures: dict[tuple[int, int, MapWindow], Tensor] = {}
         self.top = self.left = 0  # the first cells shown
         self.resize(width, height)
@@ -131,7 +143,10 @@ class MapScreen:
         return MapWindow(self.top * self.span, self.left * self.span, self.span, down, across)
 
     def press(self, key: str) -> None:
-        """Handle a key; unknown keys do nothing."""
+        """Handle a key; unknown keys do nothing. `?` lists the keys until the next one is pressed."""
+        if self.helping or key == "?":
+            self.ended, self.helping = key == "q", not self.helping
+            return
         self.cell = None
         if key in MOVES:
             self._move(*MOVES[key])
@@ -178,6 +193,8 @@ class MapScreen:
 
     def lines(self) -> list[str]:
         """The lines of the screen, which fit its size."""
+        if self.helping:
+            return [*_keys_listed(), *[""] * (self.height - len(KEYS) - 2), self._last_line()]
         window = self.window()
         body = self._body(window)
         space = [""] * (self.height - HEADER - FOOTER - len(body))
@@ -241,10 +258,12 @@ class MapScreen:
 
     def _header(self, window: MapWindow) -> list[str]:
         """What the head does, then labels of key tokens where they fit, always including the one under the cursor."""
-        reading = self.view.summaries[self.layer][self.head].reading
-        title = self.palette.strong(cut(f"{self.layer}.{self.head}  {reading}", self.width))
+        head = self.view.summaries[self.layer][self.head]
+        title = self.palette.strong(cut(f"{self.layer}.{self.head}  {in_numbers(head)}", self.width))
         if not self.words:
-            return [title, cut("rows: queries (attending tokens) · columns: keys (attended tokens)", self.width)]
+            axes = ("rows: queries (attending tokens)", "columns: keys (attended tokens)")
+            long, short = (" · ".join(names) for names in (axes, [name.partition(" (")[0] for name in axes]))
+            return [title, long if len(long) <= self.width else short]
         row = [" "] * (self.width - LABEL)
         if self.pointing:
             _write(row, window.at(self.query, self.key)[1] * self.wide, self._key_label(self.key, "⌄"))
@@ -263,19 +282,34 @@ class MapScreen:
         )
         near = "a cell is one weight" if window.span == 1 else f"a cell is {window.span:,} × {window.span:,} weights"
         last = min(window.query + window.rows * window.span, self.view.T) - 1
-        part = f"{near} · queries {window.query:,}–{last:,} of {self.view.T:,} × {self.view.S:,}"
-        lines = [f"{query} attends to {key}", *wrapped(self._described(window).split(" · "), self.width), part][
-            : FOOTER - 1
-        ]
-        return [*(cut(line, self.width) for line in lines), self.palette.faint(cut(KEYS, self.width))]
+        part = f"queries {window.query:,}–{last:,} of {self.view.T:,} × {self.view.S:,}"
+        told = [*wrapped(self._described(window).split(" · "), self.width), *wrapped([near, part], self.width)]
+        lines = [cut(f"{query} attends to {key}", self.width), *told]
+        return [*lines[: FOOTER - 1], self._last_line()]
+
+    def _last_line(self) -> str:
+        """The keys; on a narrow screen fewer of them, which `?` lists."""
+        shown = [(key, short) for key, short, _ in KEYS if short]
+        for left_out in LEFT_OUT:
+            if len(_in_a_line(shown)) > self.width:
+                shown = [(key, short) for key, short in shown if key != left_out]
+        return self.palette.faint(_in_a_line(shown))
 
     def _described(self, window: MapWindow) -> str:
         if self.cell is not None:
             return described(self.cell)
         mass = float(self.picture(window)[window.at(self.query, self.key)])
         if window.span == 1:
-            return f"weight {mass:.4f}"
-        return f"these {window.span:,} queries put {mass:.4f} of their weight on these {window.span:,} keys"
+            return f"weight {precise(mass)}"
+        queries = self._covered("query", "queries", self.query, self.view.T)
+        keys = self._covered("key", "keys", self.key, self.view.S)
+        return f"{queries} put{'s' * ('–' not in queries)} {precise(mass)} on {keys}"
+
+    def _covered(self, one: str, several: str, place: int, size: int) -> str:
+        """The positions that the cell of this one covers, such as "queries 296–299"."""
+        first = place - place % self.span
+        last = min(first + self.span, size) - 1
+        return f"{one} {first:,}" if first == last else f"{several} {first:,}–{last:,}"
 
 
 def printed(view: View, layer: int, head: int, width: int) -> list[str]:
@@ -285,8 +319,7 @@ def printed(view: View, layer: int, head: int, width: int) -> list[str]:
     screen.zoom = screen._furthest()
     window = screen.window()
     scale = "one weight" if window.span == 1 else f"{window.span:,} × {window.span:,} weights"
-    legend = f"a letter is {scale}; from 0 to 1 on a square-root scale: {LETTERS!r}"
-    return [*screen._header(window), *screen._body(window), cut(legend, width)]
+    return [*screen._header(window), *screen._body(window), *wrapped([f"a letter is {scale}; {RAMP}"], width)]
 
 
 def described(cell: Cell) -> str:
@@ -294,13 +327,32 @@ def described(cell: Cell) -> str:
     if cell.logit == -torch.inf:
         return "weight 0: this query may not see this key"
     rank = f"rank {cell.rank:,} of {cell.visible:,}"
-    return f"weight {cell.weight:.4f} · logit {cell.logit:.3f} · {rank} · {cell.times_uniform:.2f} × uniform"
+    return f"weight {precise(cell.weight)} · logit {cell.logit:.3f} · {rank} · {cell.times_uniform:.2f} × uniform"
+
+
+def precise(weight: float) -> str:
+    """A weight in four decimals; one that would round to 0 is not called 0.
+
+    >>> precise(0.6858), precise(1.9e-7), precise(0.0)
+    ('0.6858', '< 0.0001', '0')
+    """
+    text = f"{weight:.4f}"
+    return text if text != "0.0000" else "< 0.0001" if weight > 0 else "0"
 
 
 def number(share: float) -> str:
     """A weight in three columns, such as .43 or 1.0; nothing if it rounds to 0."""
     text = f"{share:.2f}"
     return {"0.00": "", "1.00": "1.0"}.get(text, text.removeprefix("0"))
+
+
+def _keys_listed() -> list[str]:
+    """What each key does, in at most 40 columns."""
+    return ["Keys", *(f"{key:<11}{told}" for key, _, told in KEYS)]
+
+
+def _in_a_line(keys: Sequence[tuple[str, str]]) -> str:
+    return " · ".join(f"{key} {short}" for key, short in keys)
 
 
 def _around(place: int, first: int, room: int, size: int) -> int:

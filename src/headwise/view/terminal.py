@@ -20,6 +20,7 @@ IDLE = 0.6  # of a head's weight on the first token, beyond which it is shown la
 WORD = 9  # columns of a word beside a picture
 SAID = 2  # lines of the sentence above it
 TALL = 32  # lines of a terminal that has room for more
+NORMAL = 80  # columns of a terminal; with fewer, what is said takes more lines
 LEAST, MOST = 12, 32  # columns of a large picture
 CLEAR = 24  # columns from which on more pictures are better than larger ones
 LEGEND = "   "  # between entries, since a dot is an entry of its own
@@ -34,14 +35,17 @@ NO_PATTERN = "No head has a clear pattern in this text; a longer one may show so
 LISTED = 12  # heads in a table without colors
 EXPLAINING = 60  # columns from which on a table says what its numbers are
 LARGEST = 24  # columns of a picture in the view of one layer
+RAMP = f"from 0 to 1 on a square-root scale: {LETTERS!r}".replace("' ", "'\u00a0")  # never broken there
 NARROWEST = 15  # columns of a picture and what is said under it
 
 
 def drawn(view: View, width: int, palette: Palette, height: int = HEIGHT) -> str:
     """What the heads do with the text, in a terminal of this size."""
     room = height - 2
-    titles, facts = 2 if height >= TALL else 1, 3 if palette.depth == 0 or height >= TALL else 2
-    lines = [*_heading(view, width, palette, titles, facts), ""]
+    large, narrow = height >= TALL, width < NORMAL
+    titles = 2 if large or (palette.depth == 0 and width >= EXPLAINING) else 1
+    facts = 6 if large else 2 if palette.depth and not narrow else 3
+    lines = [*_heading(view, width, palette, titles, facts), *[""] * (large or not narrow)]
     cells = Cells(view, width, palette)
     rest = cells.lines(max(2, (room - len(lines)) // 2))
     if palette.depth == 0:
@@ -65,24 +69,30 @@ def _heading(view: View, width: int, palette: Palette, titles: int, facts: int) 
 def _large(view: View, width: int, room: int, palette: Palette) -> list[str]:
     """The clearest heads, each with words beside its picture, its name and a sentence above."""
     side, across, down = _layout(view, width, room)
+    notes = _notes(view, side, width, tight=room < TALL // 2)
+    if len(notes) > 1:
+        side, across, down = _layout(view, width, room - len(notes) + 1)
+        notes = _notes(view, side, width, tight=room < TALL // 2)
     size = (width + 3) // across - 3
     heads = [head for head in _distinct(view) if head.trait][: across * down]
     if not heads:
-        return [NO_PATTERN, ""]
+        return [*wrapped([NO_PATTERN], width), ""]
     lines: list[str] = []
     for start in range(0, len(heads), across):
         blocks = [_block(view, head, side, size, palette) for head in heads[start : start + across]]
         lines += [""] * (start > 0)
         lines += ["   ".join(row).rstrip(" ") for row in zip(*blocks, strict=True)]
-    return [*lines, palette.faint(_note(view, side, width))]
+    return [*lines, *map(palette.faint, notes)]
 
 
-def _note(view: View, side: int, width: int) -> str:
-    """How to read pictures of at most so many rows and columns, in one line; what is best known goes first."""
-    axes, *cells = _read_as(view, side, side).split(", ")
-    words = "words name upper rows" if side < view.T else "two rows a line"
-    notes = " · ".join([axes, *cells, words, WITHOUT_FIRST])
-    return notes if wide(notes) <= width else cut(notes.removeprefix(f"{axes} · "), width)
+def _notes(view: View, side: int, width: int, *, tight: bool) -> list[str]:
+    """How to read pictures of at most so many rows and columns; if lines are few, without what takes one more."""
+    axes, words = (
+        _read_as(view, side, side).split(", "),
+        "words name upper rows" if side < view.T else "two rows a line",
+    )
+    whole, short = (wrapped([*axes, *more, WITHOUT_FIRST], width) for more in ([words], []))
+    return short if tight and len(short) < len(whole) else whole
 
 
 def _layout(view: View, width: int, room: int) -> tuple[int, int, int]:
@@ -153,19 +163,26 @@ def _index(view: View, head: Head) -> int:
 def _listed(view: View, width: int, most: int) -> list[str]:
     """The clearest heads as a table: name, what it does, and its strongest pair of words."""
     heads = [head for head in _distinct(view) if head.trait][: min(max(1, most), LISTED)]
-    pairs = [example(view, head) for head in heads]
+    pairs = [example(view, head).replace("≤ ", "≤\u00a0") for head in heads]  # never broken there
     notes = wrapped(EXPLAINED.split(" "), width, " ")
     notes = notes if width >= EXPLAINING else []
     size = min(max(map(wide, [EXAMPLE, *pairs])), max(16, 2 * width // 5 + 1))
     room = width - size - 9  # for what a head does, which is wrapped: its end often says most
-    lines = [f"{'head':>5}  {fill('what it does', room)}  {cut(EXAMPLE, size)}".rstrip()]
+
+    def entry(*columns: str) -> list[str]:
+        parts = (
+            wrapped(text.split(" "), most_wide, " ") for text, most_wide in zip(columns, (5, room, size), strict=True)
+        )
+        rows = zip_longest(*parts, fillvalue="")
+        return [f"{place:>5}  {fill(does, room)}  {pair}".rstrip() for place, does, pair in rows]
+
+    lines = entry("head", "what it does", EXAMPLE if notes else "example")
+    first = len(lines)
     for head, pair in zip(heads, pairs, strict=True):
-        first, *rest = wrapped(described(head.summary).replace(WITHOUT, "").split(" "), room, " ")
-        if len(lines) > max(1, most - len(rest) - len(notes)):
-            continue  # a later one may need fewer lines
-        lines.append(f"{head.place:>5}  {fill(first, room)}  {cut(pair, size)}".rstrip())
-        lines += [f"{'':>5}  {line}" for line in rest]
-    return [*lines, *notes] if heads else [NO_PATTERN]
+        more = entry(head.place, described(head.summary).replace(WITHOUT, ""), pair)
+        if len(lines) == first or len(lines) + len(more) <= most + 1 - len(notes):  # a later one may need fewer lines
+            lines += more
+    return [*lines, *notes] if heads else wrapped([NO_PATTERN], width)
 
 
 class Cells:
@@ -216,12 +233,12 @@ class Cells:
     def _legend(self) -> list[str]:
         kinds = [f"{sign} {kind}" for kind, sign in self.letters.items()]
         sinks = any(trait.name == FIRST_SINK for head in self.view.heads for trait in head.summary.traits)
-        more = [CAPITAL] * sinks
-        more += ["more color: more clearly"] * (self.palette.depth > 0)
+        clearly = ["more color: more clearly"] * (self.palette.depth > 0)
         hidden = max(len(summary) for summary in self.view.summaries) - self.shown
-        more += [f"{hidden} more heads per layer"] if hidden else []
+        more = [f"{hidden} more heads per layer"] if hidden else []
         axes = ["rows: layers", "columns: heads"] if self._numbers() else ["rows: layers"]
-        return wrapped([*axes, *kinds, *more], self.width, LEGEND)[: 3 if self.palette.depth else 4]
+        orders = ([*[CAPITAL] * sinks, *clearly], [*clearly, *[CAPITAL] * sinks])
+        return min((wrapped([*axes, *kinds, *order, *more], self.width, LEGEND) for order in orders), key=len)
 
 
 def letters_of(kinds: Iterable[str]) -> dict[str, str]:
@@ -234,18 +251,21 @@ def letters_of(kinds: Iterable[str]) -> dict[str, str]:
 
 
 def drawn_layer(view: View, layer: int, width: int, height: int, palette: Palette) -> str:
-    """One layer, with pictures as large as fit, and under each all that its head does."""
+    """One layer, with pictures as large as fit, and under each all that its head does.
+
+    A cell is one token if a picture is wide enough for that, even if there are too few lines for all pictures.
+    """
     view.check_place(layer)
     heads = [Head(layer, head.head, head) for head in view.summaries[layer]]
-    across, side, captions = _largest(heads, view.T, width, height - 6)
-    rows, size = side // 2 if palette.depth == 0 else side // 2 * 2, (width + 1) // across
-    pictures = view.sampled[layer].without(sink(1)).pooled(rows, side)[0]
     place = f"layer {layer} of 0 to {len(view.maps) - 1} ({printable(view.names[layer])})"
-    lines = [
-        palette.strong(cut(view.heading, width)),
-        cut(f"{place}, {len(heads)} heads, {view.T:,} tokens", width),
-        "",
-    ]
+    title = wrapped(view.heading.split(" "), width, " ")
+    about = wrapped(f"{place}, {len(heads)} heads, {view.T:,} tokens".split(" "), width, " ")
+    across, side, captions = _largest(heads, view.T, width, height - len(title) - len(about) - 4)
+    size = (width + 1) // across
+    fits = max(view.T, view.S) < size
+    rows, cols = (view.T, view.S) if fits else (side // 2 if palette.depth == 0 else side // 2 * 2, side)
+    pictures = view.sampled[layer].without(sink(1)).pooled(rows, cols)[0]
+    lines = [*map(palette.strong, title), *about, ""]
     for start in range(0, len(heads), across):
         row = range(start, min(start + across, len(heads)))
         drawings = [palette.lines(pictures[i]) for i in row]
@@ -254,8 +274,8 @@ def drawn_layer(view: View, layer: int, width: int, height: int, palette: Palett
         under = zip_longest(*(captions[i] for i in row), fillvalue="")
         lines += [palette.strong("".join(fill(part, size) for part in parts).rstrip()) for parts in under]
         lines.append("")
-    ramp = [] if palette.depth else [f"from 0 to 1 on a square-root scale: {LETTERS!r}"]
-    notes = [_read_as(view, rows, side), f"{WITHOUT_FIRST}; sink: the weight on it", *ramp]
+    ramp = [] if palette.depth else [RAMP]
+    notes = [_read_as(view, rows, cols), f"{WITHOUT_FIRST}; sink: the weight on it", *ramp]
     return "\n".join([*lines, *map(palette.faint, wrapped(notes, width))])
 
 
@@ -278,7 +298,7 @@ def _largest(heads: Sequence[Head], T: int, width: int, height: int) -> tuple[in
         captions = [_caption(head, size) for head in heads]
         rows, under = -(-len(heads) // across), max(map(len, captions))
         side = max(4, min(LARGEST, T, size, 2 * (height // rows - under - 1)))
-        if side > best[1] or side == 4:  # if they do not fit anyway, take fewer lines
+        if side >= best[1]:  # of those as large, the one of fewer lines
             best = (across, side, captions)
     return best
 
@@ -290,7 +310,7 @@ def letter(head: HeadSummary, letters: Mapping[str, str] = KIND_LETTERS) -> str:
 
 
 def wrapped(parts: Sequence[str], width: int, separator: str = " · ") -> list[str]:
-    """Parts with separators between them, broken into lines between parts."""
+    """Parts with separators between them, broken into lines between parts, or between words of a part too wide."""
     lines = [parts[0]]
     for part in parts[1:]:
         joined = f"{lines[-1]}{separator}{part}"
@@ -298,4 +318,9 @@ def wrapped(parts: Sequence[str], width: int, separator: str = " · ") -> list[s
             lines.append(part)
         else:
             lines[-1] = joined
-    return [cut(line, width) for line in lines]
+    return [part for line in lines for part in _broken(line, width)]
+
+
+def _broken(line: str, width: int) -> list[str]:
+    """A line, broken between words if it is too wide; a word alone is cut."""
+    return wrapped(line.split(" "), width, " ") if wide(line) > width and " " in line else [cut(line, width)]

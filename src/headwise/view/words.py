@@ -69,6 +69,17 @@ def in_short(head: HeadSummary) -> str:
     return second_of(head.traits, "; rest: ").join(named)
 
 
+def in_numbers(head: HeadSummary) -> str:
+    """What a head does, with its numbers, beside a map that shows the first token, which some of them leave out.
+
+    >>> from headwise.weights.summary import Trait
+    >>> in_numbers(HeadSummary(2, (Trait("previous-token", 0.82, 0.8),), {}, {}))
+    'previous-token 0.82 without the first token'
+    """
+    left_out = bool(head.traits) and head.traits[0].name not in WHOLE
+    return f"{head.reading}{f' {WITHOUT_FIRST}' * left_out}"
+
+
 def _target(trait: Trait) -> str:
     """Where the attention goes."""
     return TARGETS.get(trait.name, f"in the way called {trait.name}")
@@ -99,8 +110,8 @@ def example(view: View, head: Head) -> str:
     query = _quoted(view.labels, row if view.queries is None else int(view.queries[row]))
     seen = int((rest[0, 0, row] > 0).sum())
     if broad and seen > 1:
-        return f"{query} → {seen:,} tokens, ≤ {most:.2f}"
-    return f"{query} → {_quoted(view.key_labels, int(key[0, 0, row]))}: {most:.2f}"
+        return f"{query} → {seen:,} tokens, ≤ {max(most, 0.01):.2f}"
+    return f"{query} → {_quoted(view.key_labels, int(key[0, 0, row]))}: {'< 0.01' if most < 0.005 else f'{most:.2f}'}"
 
 
 def _named_for(view: View, head: Head, weights: AttentionMap) -> Mask | None:

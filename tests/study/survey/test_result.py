@@ -2,12 +2,14 @@
 
 import copy
 import json
+import re
 
 import pytest
 import torch
 
 import headwise
 from headwise import CheckpointError, MissingExtraError, OptionError
+from headwise.errors import install_command
 from headwise.models import LanguageModel
 from headwise.view.terminal import KIND_LETTERS
 from headwise.weights.summary import KINDS
@@ -125,7 +127,7 @@ def test_other_files_are_refused(tmp_path, survey):
 def test_without_pyarrow_tables_name_the_extra_before_anything_is_surveyed(survey, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     (tmp_path / "a.parquet").write_text("")
-    message = r"Parquet files need pyarrow. Install it with: pip install 'headwise\[survey\]'"
+    message = re.escape(f"Parquet files need pyarrow. Install it with: {install_command('survey')}")
     with pytest.raises(MissingExtraError, match=message):
         survey.save(tmp_path / "survey.parquet")
     with pytest.raises(MissingExtraError, match=message):

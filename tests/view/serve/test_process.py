@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from headwise.cli import main
+from headwise.errors import install_command
 from headwise.view.serve import server as server_module
 from serving import OWN, TEXT, Process, begun, listening, looked, until
 
@@ -97,7 +98,7 @@ def test_a_token_that_can_be_guessed_or_mangled_is_refused(token, monkeypatch, c
 
 def test_a_missing_extra_is_named_with_its_command(monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
-    assert "pip install 'headwise[serve]'" in wrong(["--port", "0"], capsys)
+    assert install_command("serve") in wrong(["--port", "0"], capsys)
 
 
 def test_the_browser_is_shown_a_file_that_only_the_user_can_read(monkeypatch, tmp_path):

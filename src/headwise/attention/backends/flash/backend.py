@@ -9,6 +9,7 @@ from headwise.attention.backends.base import WIDEST, Backend, Call
 from headwise.attention.backends.flash import kernel, trial
 from headwise.attention.backends.flash.lowering import FlashArguments, lower, visible_keys
 from headwise.attention.backends.sdpa import HALF
+from headwise.errors import install_command
 from headwise.masks import Causal
 from headwise.masks.lowering import simplify
 
@@ -35,7 +36,7 @@ class FlashKernel(Backend):
         if isinstance(how, str):
             return how
         if not kernel.installed():
-            return "FlashAttention-4 is not installed: pip install 'headwise[flash]'"
+            return f"FlashAttention-4 is not installed: {install_command('flash')}"
         if os.environ.get("HEADWISE_FLASH") == "0":
             return "HEADWISE_FLASH=0 turns it off"
         if torch.compiler.is_compiling():

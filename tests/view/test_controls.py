@@ -97,7 +97,7 @@ def reset(page, name, what):
             const app = document.getElementById('headwise').headwise;
             app.help.close();
             document.querySelector('.menu').open = false;
-            document.documentElement.dataset.theme = 'light';
+            document.documentElement.style.colorScheme = 'light';
             app.reading.find.value = '';
             app.reading.search();
             app.store.set(state);

@@ -30,15 +30,18 @@ class App {
     this.store.listen((changed, fromAddress) => this.changed(changed, fromAddress));
     this.onkey = (event) => this.key(event);
     this.onscheme = () => this.recolor();
+    this.onprint = (event) => this.paper(event.type === "beforeprint");
     this.onresize = debounced(() => (this.atlas.fit(), this.lines.fit(), this.table.fit(), this.reading.fit()), 60);
     document.addEventListener("keydown", this.onkey);
     this.scheme.addEventListener("change", this.onscheme);
+    for (const type of ["beforeprint", "afterprint"]) addEventListener(type, this.onprint);
     addEventListener("resize", this.onresize);
   }
 
   close() {
     document.removeEventListener("keydown", this.onkey);
     this.scheme.removeEventListener("change", this.onscheme);
+    for (const type of ["beforeprint", "afterprint"]) removeEventListener(type, this.onprint);
     removeEventListener("resize", this.onresize);
     for (const map of this.stage.shown) map.close();
     this.store.close();
@@ -60,7 +63,7 @@ class App {
   }
 
   get dark() {
-    const chosen = document.documentElement.dataset.theme;
+    const chosen = document.documentElement.style.colorScheme;
     return chosen ? chosen === "dark" : this.scheme.matches;
   }
 
@@ -365,14 +368,24 @@ class App {
   }
 
   flipTheme() {
-    document.documentElement.dataset.theme = this.dark ? "light" : "dark";
+    document.documentElement.style.colorScheme = this.dark ? "light" : "dark";
     this.recolor();
   }
 
   recolor() {
     this.palette = null;
     if (this.store.get("view") === "map") this.stage.update();
+    else if (this.store.get("view") === "words") this.lines.recolor();
     else this.show();
+  }
+
+  // Paper is light and does not scroll. The browser waits for no frame before it prints.
+  paper(on) {
+    const { style } = document.documentElement;
+    this.printing = on;
+    if (on) this.theme = style.colorScheme;
+    style.colorScheme = on ? "light" : this.theme;
+    this.recolor();
   }
 
   key(event) {

@@ -38,6 +38,15 @@ function tracked(answer) {
   return answer;
 }
 
+// Draw before the next frame, once; on paper at once.
+function nextFrame(picture) {
+  if (picture.app.printing) return picture.draw();
+  picture.frame ||= requestAnimationFrame(() => {
+    picture.frame = 0;
+    picture.draw();
+  });
+}
+
 const prefersStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 const clamp = (x, low, high) => Math.max(low, Math.min(high, x));
 

@@ -16,7 +16,7 @@ class Lines {
     this.root = el("section", { class: "lines", "aria-label": "The text with lines" }, this.bar, this.told, this.box);
     this.rows = new Map();
     this.at = null;
-    this.line = CLOSE;
+    [this.line, this.shift] = [CLOSE, 0];
     this.listen();
     new ResizeObserver(() => this.draw()).observe(this.box);
   }
@@ -60,15 +60,27 @@ class Lines {
     requestAnimationFrame(() => this.fit());
   }
 
-  // As high as the window allows, and words as far apart.
+  // As high as the window allows, and words as far apart. On paper, whole rows, and which they are.
   fit() {
     if (!this.root.isConnected) return;
     const { manifest } = this.app.side;
     const [room, words] = [Math.max(320, this.app.roomFor(this.box) - 16), Math.max(manifest.T, manifest.S)];
     this.line = clamp(Math.floor((room - 18) / words), CLOSE, WIDE);
     this.inner.style.height = `${words * this.line}px`;
-    this.box.style.height = `${Math.min(room, words * this.line + 18)}px`;
+    const [{ top }, rows] = [this, Math.floor(room / this.line)];
+    const part = this.app.printing && rows < words;
+    const first = Math.min(Math.floor(top / this.line), words - rows);
+    this.box.style.height = `${part ? rows * this.line + 2 : Math.min(room, words * this.line + 18)}px`;
+    this.shift = part ? first * this.line : 0;
+    this.inner.style.top = `${-this.shift}px`;
+    this.box.scrollTop = part ? 0 : top;
+    this.told.dataset.rows = part ? ` Words ${count(first)}–${count(first + rows - 1)} of ${count(words)}.` : "";
     this.draw();
+  }
+
+  recolor() {
+    this.drawLegend();
+    this.fit();
   }
 
   toolbar() {
@@ -116,10 +128,15 @@ class Lines {
     return this.rows.get(query);
   }
 
+  // Where the view begins: paper does not scroll.
+  get top() {
+    return this.box.scrollTop + this.shift;
+  }
+
   // The words in view, and their lines.
   draw() {
     const { manifest } = this.app.side;
-    const [top, height, width] = [this.box.scrollTop, this.box.clientHeight, this.inner.clientWidth];
+    const [top, height, width] = [this.top, this.box.clientHeight, this.inner.clientWidth];
     if (!height || !this.root.isConnected) return;
     const [first, last] = [Math.max(0, Math.floor(top / this.line) - 2), Math.min(Math.max(manifest.T, manifest.S), Math.ceil((top + height) / this.line) + 2)];
     this.column(this.left, manifest.labels, "from", first, last);
@@ -136,18 +153,11 @@ class Lines {
       if (made && made.found !== undefined) this.curve(context, made.found, query, top, room, weights);
       else {
         waiting++;
-        this.row(query).then(() => this.soon());
+        this.row(query).then(() => nextFrame(this));
       }
     }
     this.shade(weights);
     this.drawn = waiting === 0;
-  }
-
-  soon() {
-    this.frame ||= requestAnimationFrame(() => {
-      this.frame = 0;
-      this.draw();
-    });
   }
 
   // Those whose lines are drawn; of a group, the first.
@@ -211,8 +221,8 @@ class Lines {
   // The rows in view, and the size of their picture.
   window() {
     const { manifest } = this.app.side;
-    const first = Math.floor(this.box.scrollTop / this.line);
-    return [first, Math.min(Math.max(manifest.T, manifest.S), Math.ceil((this.box.scrollTop + this.box.clientHeight) / this.line))];
+    const first = Math.floor(this.top / this.line);
+    return [first, Math.min(Math.max(manifest.T, manifest.S), Math.ceil((this.top + this.box.clientHeight) / this.line))];
   }
 
   get size() {

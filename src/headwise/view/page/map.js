@@ -62,11 +62,7 @@ class HeadMap {
   }
 
   redraw() {
-    if (this.frame) return;
-    this.frame = requestAnimationFrame(() => {
-      this.frame = 0;
-      this.draw();
-    });
+    nextFrame(this);
   }
 
   draw() {

@@ -39,8 +39,8 @@ def open_view(browser, tmp_path_factory):
     context = browser.new_context(viewport={"width": 900, "height": 600}, reduced_motion="reduce")
     troubles = []
 
-    def opened(result, fragment=""):
-        path = result.save(tmp_path_factory.mktemp("page") / "heads.html")
+    def opened(result, fragment="", against=None):
+        path = result.save(tmp_path_factory.mktemp("page") / "heads.html", against=against)
         page = context.new_page()
         page.on("console", lambda message: message.type in ("error", "warning") and troubles.append(message.text))
         page.on("pageerror", lambda error: troubles.append(str(error)))
@@ -294,7 +294,7 @@ def test_contributions_of_a_short_text_are_as_precise_as_they_look(open_view, bu
         page.evaluate(f"{APP}.stage.point({{ query: {query}, key: {key} }})")
         exact = float(result.carried[5].row("contribution", 4, query)[key])
         until(page, f"Math.abs(document.querySelector('.facts')?.dataset.weight - {exact}) < 6e-4")
-        told = page.locator(".fact b").first.inner_text().replace("−", "-")
+        told = page.locator(".fact b").first.inner_text().replace("−", "-").removeprefix("≈ ")
         assert float(told) == pytest.approx(exact, abs=1.1e-3)
 
 
@@ -378,6 +378,74 @@ def test_the_other_head_is_named_and_read_where_it_is_drawn(open_view, builtin):
     assert page.locator(".subject b").inner_text() == "Head 4.2"
     weight = float(result.maps[4][0, 2, 9, 8])
     assert f"{weight:.3f} weight" in told(page, 9, 8)
+
+
+def test_a_difference_is_told_as_it_is_drawn(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&head=4.2&with=3.7")
+    until(page, RESTING)
+    words = told(page, 9, 8)
+    drawn = page.evaluate(f"{APP}.stage.shown[0].tiles.value(9, 8)")
+    number, mine, its = re.match(r".*?([+−]\S+) difference, as drawn \((\S+) here, (\S+) there\)", words).groups()
+    assert float(number.replace("−", "-")) == pytest.approx(drawn, abs=6e-4)
+    assert float(mine) - float(its) == pytest.approx(drawn, abs=1.1e-3)
+    assert words.count("as drawn") == 1
+
+
+@pytest.fixture(scope="module")
+def two_texts(builtin):
+    """Views of two texts of different length."""
+    return view(builtin, TEXT), view(builtin, "The dog saw the ship, and the ship saw the dog.")
+
+
+def test_a_small_weight_is_not_told_as_nought(open_view, builtin):
+    result = view(builtin, TEXT)
+    page = open_view(result, "#view=map&head=5.4&without=")
+    until(page, RESTING)
+    query, key = divmod(
+        int(result.maps[5][0, 4].tril(-1).masked_fill(torch.ones(result.T, result.T).triu().bool(), 1).argmin()),
+        result.T,
+    )
+    assert "< 0.001 weight" in told(page, query, key)
+    for value, text in ((0, "< 0.001"), (2.4e-4, "< 0.001"), (0.0006, "0.001"), (0.5, "0.500")):
+        assert page.evaluate(f"window.headwise.weightText({value})") == text
+
+
+def test_a_comparison_names_both_texts_and_offers_the_same_head_first(open_view, two_texts):
+    page = open_view(two_texts[0], "#view=map&head=4.2&with=b:4.2", against=two_texts[1])
+    heading = page.locator("h1").inner_text()
+    assert heading == page.title() == two_texts[0].compared(two_texts[1])
+    assert "“The captain" in heading
+    assert "compared with “The dog" in heading
+    until(page, RESTING)
+    options = page.locator(".chooser", has_text="Compare with").locator("option").all_inner_texts()
+    assert options[:3] == ["nothing", "dog: 4.2  previous", "0.0  sink"]
+    assert page.get_by_role("radio", name="Side by side").get_attribute("aria-checked") == "true"
+    page.get_by_role("radio", name="This").click()
+    assert page.locator(".map-frame").count() == 1
+    assert page.get_by_role("radio", name="This").get_attribute("aria-checked") == "true"
+
+
+def test_the_map_of_another_text_is_told_in_its_words(open_view, two_texts):
+    page = open_view(two_texts[0], "#view=map&head=4.2&with=b:4.2&show=both", against=two_texts[1])
+    until(page, RESTING)
+    page.locator(".map-canvas").nth(1).hover(position={"x": 130, "y": 150})
+    until(page, f"{APP}.resting && document.querySelector('.facts')")
+    cell = page.evaluate(f"{APP}.stage.shown[1].cursor")
+    words = page.locator(".info").inner_text()
+    assert words.split()[0] == two_texts[1].labels[cell["query"]].strip()
+    assert page.evaluate(f"{APP}.reading.at") is None, "no word of this text is pointed at"
+    assert page.evaluate("getComputedStyle(document.querySelector('.stage-map')).color") == page.evaluate(
+        "getComputedStyle(document.querySelector('.main')).color"
+    ), "it stays black"
+
+
+def test_an_excerpt_writes_each_character_once(open_view, builtin):
+    page = open_view(view(builtin, "東京 😀 שלום"), "#view=map&head=4.2")
+    until(page, RESTING)
+    for query in range(view(builtin, "東京 😀 שלום").T):
+        told(page, query, 2)
+        excerpt = page.locator(".snippet.to").inner_text()
+        assert all(excerpt.count(letter) <= 1 for letter in "東京😀שלום"), excerpt
 
 
 def test_a_pair_behind_the_mask_is_not_said_to_attend(open_view, builtin):

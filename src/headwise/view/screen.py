@@ -274,8 +274,8 @@ class MapScreen:
             return described(self.cell)
         mass = float(self.picture(window)[window.at(self.query, self.key)])
         if window.span == 1:
-            return f"weight {mass:.4f}"
-        return f"these {window.span:,} queries put {mass:.4f} of their weight on these {window.span:,} keys"
+            return f"weight {_four(mass)}"
+        return f"these {window.span:,} queries put {_four(mass)} of their weight on these {window.span:,} keys"
 
 
 def printed(view: View, layer: int, head: int, width: int) -> list[str]:
@@ -294,7 +294,12 @@ def described(cell: Cell) -> str:
     if cell.logit == -torch.inf:
         return "weight 0: this query may not see this key"
     rank = f"rank {cell.rank:,} of {cell.visible:,}"
-    return f"weight {cell.weight:.4f} · logit {cell.logit:.3f} · {rank} · {cell.times_uniform:.2f} × uniform"
+    return f"weight {_four(cell.weight)} · logit {cell.logit:.3f} · {rank} · {cell.times_uniform:.2f} × uniform"
+
+
+def _four(weight: float) -> str:
+    """A weight with four digits; one that rounds to 0 is not 0."""
+    return f"{weight:.4f}" if weight >= 5e-5 else "< 0.0001"
 
 
 def number(share: float) -> str:

@@ -5,7 +5,7 @@ const CAPTION = 33; // pixels below a picture: its name and what the head does
 const NARROWEST = 52; // pixels: below this width a caption does not fit
 const ROOMY = 78; // pixels: below this width only a name fits into the empty corner of a causal map
 const NAMED = 38; // pixels: below this width not even a name does
-const BESIDE = 51; // pixels: with so much room beside a picture, its caption stands there
+const BESIDE = 54; // pixels: with so much room beside a picture, its caption stands there
 const LARGEST = 132;
 const SMALLEST = 13;
 const HALF = 0.5;
@@ -59,7 +59,7 @@ class Atlas {
   get order() {
     const { sort, side } = this.app;
     if (sort !== "place") return ` Sorted by ${statName(sort)}, the highest first.`;
-    return side.manifest.layers.length > 1 ? " Layers run from top to bottom." : "";
+    return side.manifest.layers.length > 1 ? ` Layers run from top to bottom${this.columns > 1 ? ", column by column" : ""}.` : "";
   }
 
   // Scaled rows need less contrast.
@@ -72,7 +72,7 @@ class Atlas {
     const { unit } = MEASURES[this.app.measure];
     const [left, rows] = [this.app.without ? " without the first token" : "", this.app.store.get("rows") ? ", relative to its row’s largest" : ""];
     const faint = this.body.querySelector("canvas.faint") ? "; faint: more than half is left out" : "";
-    fill(this.app.legend, legendOf(this.scale, `${unit}${left}${rows}${faint}`, this.app.dark));
+    fill(this.app.legend, legendOf(this.scale, `${unit}${left}${rows}${faint}`, this.app.dark), this.worth && legendOf(this.worth, "bars: importance, in nats per token", this.app.dark));
   }
 
   paintAll() {
@@ -118,6 +118,7 @@ class Atlas {
     this.body.classList.toggle("flat", sort !== "place");
     this.tell(null);
     this.fit();
+    this.tell(null); // in how many columns
     this.mark();
     this.paintAll();
   }
@@ -163,6 +164,7 @@ class Atlas {
     this.root.classList.toggle("corner", corner && captions && !beside);
     this.root.classList.toggle("named", corner && side < ROOMY && !beside);
     this.root.style.setProperty("--thumb", `${Math.floor(clamp(side, SMALLEST, LARGEST))}px`);
+    this.columns = columns;
     const rows = Math.ceil(layers / columns);
     this.body.style.gridTemplateRows = flat ? "" : `repeat(${rows}, auto)`;
     if (!flat) Array.from(this.body.children, (layer, l) => layer.classList.toggle("uppermost", l % rows === 0)); // with the numbers of heads
@@ -171,20 +173,22 @@ class Atlas {
   color() {
     const name = this.app.bars;
     this.root.classList.toggle("colored", name !== "none");
+    this.worth = null;
     if (name === "none") return;
     const most = Math.max(...Array.from(this.cells.keys(), (place) => Math.abs(this.number(place)(name))), 1e-9);
     const worth = name === "importance";
-    const scale = worth ? new Scale("difference", this.app.contrast, most) : this.scale;
+    if (worth) this.worth = new Scale("difference", this.app.contrast, most);
+    this.root.classList.toggle("worth", worth);
+    const scale = this.worth || this.scale;
     for (const [place, cell] of this.cells) {
       const known = this.number(place)(name);
       const value = known ?? 0;
       const [filled, text] = [cell.querySelector(".bar-fill"), cell.querySelector(".bar-text")];
       const share = worth ? 1 : name === "distance" ? value / most : value;
-      filled.style.width = `${100 * clamp(share, 0, 1)}%`;
+      filled.style.setProperty("--share", clamp(share, 0, 1));
       filled.style.background = scale.color(worth ? value : share, this.app.dark);
       text.textContent = known === null ? "–" : name === "distance" ? value.toFixed(1) : worth ? (Math.abs(value) < 0.0005 ? "0" : signed(value)) : value.toFixed(2);
       text.style.color = worth ? (scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb") : "";
-      text.style.background = worth ? "none" : "";
     }
   }
 
@@ -199,7 +203,7 @@ class Atlas {
   // Mark the heads that attend most from a word, and its row in every picture; null clears.
   rank(found, query) {
     const { T } = this.app.side.manifest;
-    if (found) fill(this.told, `Framed: the ${Math.min(RANKED, found.length)} heads that ${this.app.taking}, besides the first token; the paler a head, the less. The line is the word’s row.`);
+    if (found) fill(this.told, `Framed: the ${Math.min(RANKED, found.length)} heads that ${this.app.taking}, besides the first token. The line is the word’s row.`);
     else if (this.root.classList.contains("ranking")) this.tell(null);
     this.root.classList.toggle("ranking", Boolean(found));
     this.body.style.setProperty("--row", `${(100 * ((query ?? 0) + 0.5)) / T}%`);
@@ -207,7 +211,6 @@ class Atlas {
     for (const [place, cell] of this.cells) {
       const one = places.get(place);
       cell.classList.toggle("top", Boolean(one && one.rank < RANKED));
-      cell.style.setProperty("--strength", found ? (0.25 + 0.75 * Math.sqrt(one ? one.weight : 0)).toFixed(2) : "1");
       if (one && one.rank < RANKED) cell.dataset.weight = one.weight.toFixed(2).replace(/^0/, "");
       else delete cell.dataset.weight;
     }

@@ -268,7 +268,7 @@ class HeadMap {
     context.fillStyle = colors.ink;
     context.font = `12px ${colors.font}`;
     [context.textAlign, context.textBaseline] = ["left", "top"];
-    const name = this.app.stage.shown.length > 1 ? `${this.subject.title(manifest)}: ` : ""; // of two maps, which
+    const name = this.app.stage.shown.length > 1 ? `${this.app.stage.named(this.subject)}: ` : ""; // of two maps, which
     context.fillText(`${name}${name ? "key →" : "key (attended token) →"}`, 0, -pads.top + 2);
     context.save();
     context.translate(-pads.left + 12, plot.height);

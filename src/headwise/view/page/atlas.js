@@ -144,7 +144,8 @@ class Atlas {
     const heads = Math.max(...manifest.layers.map((layer) => layer.heads.length));
     const layers = manifest.layers.length;
     this.fitted = this.root.clientWidth;
-    const [width, height] = [this.root.clientWidth || 800, Math.max(280, this.app.roomFor(this.body) - 16)];
+    const [width, stacked] = [this.root.clientWidth || 800, innerWidth > 480 && innerWidth <= 860];
+    const height = stacked ? Infinity : Math.max(280, this.app.roomFor(this.body) - 16); // stacked views scroll
     const shared = Math.max(...manifest.layers.map((layer) => layer.shared)) > 1;
     const bar = this.app.bars === "none" ? 0 : 16;
     const flat = this.app.sort !== "place";

@@ -41,7 +41,7 @@ class Scale {
   get ticks() {
     const { limit, octaves } = this;
     if (this.name === "ratio") return [2 ** -octaves, 2 ** -Math.round(octaves / 2), 1, 2 ** Math.round(octaves / 2), 2 ** octaves];
-    if (this.name === "difference") return [-limit, -limit / 4, 0, limit / 4, limit];
+    if (this.name === "difference") return [-limit, 0, limit];
     const kept = [limit];
     for (const share of [0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.001]) if (this.place(kept[0]) - this.place(share * limit) > 32 && this.place(share * limit) > 28) kept.unshift(share * limit);
     return [0, ...kept];

@@ -87,14 +87,14 @@ class Lines {
     const { app } = this;
     const { manifest } = app.side;
     const subject = app.subject();
-    const title = el("h2", { class: "subject" }, el("b", { text: subject.title(manifest) }), el("span", { class: "soft", text: ` ${subject.about(manifest)}` }));
+    const title = el("h2", { class: "subject" }, el("b", { text: subject.title(manifest) }), el("span", { class: "soft", text: ` ${subject.about(manifest)}${app.stage.minus ? `; only the map compares it with ${app.stage.named(app.stage.minus)}` : ""}` }));
     fill(this.bar, el("div", { class: "bar-line" }, app.stage.backButton(), title, app.stage.stepButtons()));
   }
 
   drawLegend() {
     const { app } = this;
     const left = app.without ? " without the first token" : "";
-    const mark = left && this.span === 1 ? ". −40 %: share left out, from 1 %" : "";
+    const mark = left && this.span === 1 ? ". Percent beside a word: the share left out" : "";
     const lines = this.span > 1 ? `. A bar is a group of ${count(this.span)} words, a line what one group gives another on average: this file has no numbers of single tokens here` : `. Lines start at ${FAINTEST}; a word that you point at has all`;
     fill(app.legend, legendOf(app.scale(), `${MEASURES[app.measure].unit}${left}${lines}${mark}`, app.dark));
   }
@@ -208,13 +208,24 @@ class Lines {
     for (const [labels, x, align] of [[manifest.labels, 180, "right"], [manifest.keyLabels, 200 + room, "left"]]) {
       context.textAlign = align;
       context.fillStyle = colors.ink;
-      for (const i of range(first, Math.min(last, labels.length))) context.fillText(wordOf(labels[i], 18), x, (i - first + 0.5) * this.line);
+      for (const i of range(first, Math.min(last, labels.length))) {
+        const [word, y] = [wordOf(labels[i], 18), (i - first + 0.5) * this.line];
+        context.fillText(word, x, y);
+        const left = align === "right" && leftOut(this.rows.get(i)?.found);
+        if (left) this.mark(context, `−${left}`, x - context.measureText(word).width - 8, y, colors);
+      }
     }
     context.save();
     context.translate(190, 0);
-    [context.textAlign, context.fillStyle, context.font] = ["right", colors.soft, `11px ${colors.font}`];
-    for (const word of this.left.children) if (word.dataset.left) context.fillText(word.dataset.left, -130, (word.dataset.i - first + 0.5) * this.line);
     for (const query of this.queries(first, last)) this.curve(context, this.rows.get(query)?.found, query, first * this.line, room, new Map());
+    context.restore();
+  }
+
+  // What is left out of a row, smaller than the word that it stands beside.
+  mark(context, text, x, y, { soft, font }) {
+    context.save();
+    [context.fillStyle, context.font] = [soft, `11px ${font}`];
+    context.fillText(text, x, y);
     context.restore();
   }
 

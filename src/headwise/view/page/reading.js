@@ -187,7 +187,7 @@ class Reading {
   tell(at, subject, row, column, ranking) {
     const { manifest } = this.app.side;
     const locked = this.app.locked() === at;
-    const title = el("p", { class: "details-title" }, el("bdi", { class: "token", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: ` ${at}${this.numberOf?.(at) ?? ""} · ${subject.title(manifest).toLowerCase()} · ${locked ? "kept; click it again to let go" : "click to keep"}` }), this.repeats(at));
+    const title = el("p", { class: "details-title" }, el("bdi", { class: "token", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: ` ${count(at)}${this.numberOf?.(at) ?? ""} · ${subject.title(manifest).toLowerCase()} · ${locked ? "kept; click it again to let go" : "click to keep"}` }), this.repeats(at));
     const none = (text) => el("p", { class: "soft", text });
     const list = (names, places, { weights, errors, whole, span = 1 }) => el("ol", { class: "list" }, ...weights.slice(0, 5).map((weight, i) => this.line(names, places[i], weight, span, errors?.[i])), whole === false && span === 1 ? el("li", { class: "soft", text: "from the 8 largest weights of each row" }) : null);
     if (!row) return fill(this.note, title, none("The numbers of this average are not in the file."), this.ranked(ranking, at));
@@ -210,7 +210,7 @@ class Reading {
     const name = span > 1 ? `${wordOf(names[place], 10)} … ${wordOf(names[Math.min(names.length, place + span) - 1], 10)}` : wordOf(names[place], 16);
     const bar = el("span", { class: "line-bar" });
     bar.style.setProperty("--share", `${100 * clamp(weight, 0, 1)}%`);
-    return el("li", {}, bar, el("span", { class: "line-text" }, el("bdi", { text: name }), el("span", { class: "soft", text: ` ${place}` })), el("span", { class: "figure", text: weightText(weight, error) }));
+    return el("li", {}, bar, el("span", { class: "line-text" }, el("bdi", { text: name }), el("span", { class: "soft", text: ` ${count(place)}` })), el("span", { class: "figure", text: weightText(weight, error) }));
   }
 
   repeats(at) {

@@ -35,7 +35,7 @@ class Atlas {
   cell(l, h, head) {
     const bar = el("span", { class: "bar" }, el("span", { class: "bar-fill" }), el("span", { class: "bar-text" }));
     const name = `${l}.${head.head}`;
-    const button = el("button", { class: "head", type: "button", "data-place": `${l}.${h}`, "data-head": head.head, "aria-label": `Head ${name} ${head.about}` },
+    const button = el("button", { class: "head", "data-place": `${l}.${h}`, "data-head": head.head, "aria-label": `Head ${name} ${head.about}` },
       el("span", { class: "picture" }, el("canvas", { "aria-hidden": "true" })),
       el("span", { class: "caption" }, el("b", { text: name }), " ", el("span", { class: "trait", text: traitName(head).replaceAll(" + ", " +\n") })), bar);
     button.addEventListener("click", () => this.app.open(`${l}.${h}`));
@@ -68,11 +68,11 @@ class Atlas {
   }
 
   drawLegend() {
-    if (this.app.store.get("view") !== "atlas") return;
+    if (this.app.view !== "atlas") return;
     const { unit } = MEASURES[this.app.measure];
     const [left, rows] = [this.app.without ? " without the first token" : "", this.app.store.get("rows") ? ", relative to its row’s largest" : ""];
     const faint = this.body.querySelector("canvas.faint") ? "; faint: more than half is left out" : "";
-    fill(this.app.legend, legendOf(this.scale, `${unit}${left}${rows}${faint}`, this.app.dark), this.worth && legendOf(this.worth, "bars: importance, in nats per token", this.app.dark));
+    fill(this.app.legend, legendOf(this.scale, `${unit}${left}${rows}${faint}`, this.app.dark), this.worth && legendOf(this.worth, "bars: importance; above 0, removing the head hurts", this.app.dark));
   }
 
   paintAll() {
@@ -134,7 +134,7 @@ class Atlas {
     const parts = groups.map((cells, g) => shared
       ? el("div", { class: "group", role: "group", "aria-label": `key head ${g}` }, ...cells, el("span", { class: "bracket", text: `key head ${g}` }))
       : cells).flat();
-    const title = el("h3", { class: "layer-name", title: layer.name }, el("button", { type: "button", class: "plain", text: String(l), title: `Average of layer ${l}`, "aria-label": `Average of layer ${l}, ${layer.name}`, onclick: () => this.app.open(`${l}.*`) }));
+    const title = el("h3", { class: "layer-name", title: layer.name }, el("button", { class: "plain", text: String(l), title: `Average of layer ${l}`, "aria-label": `Average of layer ${l}, ${layer.name}`, onclick: () => this.app.open(`${l}.*`) }));
     return el("div", { class: "layer", role: "group", "aria-label": `Layer ${l}` }, title, el("div", { class: "heads" }, ...parts));
   }
 
@@ -189,7 +189,7 @@ class Atlas {
       filled.style.setProperty("--share", clamp(share, 0, 1));
       filled.style.background = scale.color(worth ? value : share, this.app.dark);
       text.textContent = known === null ? "–" : name === "distance" ? value.toFixed(1) : worth ? (Math.abs(value) < 0.0005 ? "0" : signed(value)) : value.toFixed(2);
-      text.style.color = worth ? (scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb") : "";
+      text.style.color = worth ? scale.letters(value, this.app.dark) : "";
     }
   }
 
@@ -208,13 +208,8 @@ class Atlas {
     else if (this.root.classList.contains("ranking")) this.tell(null);
     this.root.classList.toggle("ranking", Boolean(found));
     this.body.style.setProperty("--row", `${(100 * ((query ?? 0) + 0.5)) / T}%`);
-    const places = new Map((found || []).map((one, i) => [one.place, { ...one, rank: i }]));
-    for (const [place, cell] of this.cells) {
-      const one = places.get(place);
-      cell.classList.toggle("top", Boolean(one && one.rank < RANKED));
-      if (one && one.rank < RANKED) cell.dataset.weight = one.weight.toFixed(2).replace(/^0/, "");
-      else delete cell.dataset.weight;
-    }
+    const top = (found || []).slice(0, RANKED).map((one) => one.place);
+    for (const [place, cell] of this.cells) cell.classList.toggle("top", top.includes(place));
   }
 
   // Arrow keys move to the nearest picture in their direction.

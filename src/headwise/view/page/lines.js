@@ -87,7 +87,7 @@ class Lines {
     const { app } = this;
     const { manifest } = app.side;
     const subject = app.subject();
-    const title = el("h2", { class: "subject" }, el("b", { text: subject.title(manifest) }), el("span", { class: "soft", text: ` ${subject.about(manifest)}${app.stage.minus ? `; only the map compares it with ${app.stage.named(app.stage.minus)}` : ""}` }));
+    const title = el("h2", { class: "subject" }, el("b", { text: subject.title(manifest) }), soft(` ${subject.about(manifest)}${app.stage.minus ? `; only the map compares it with ${app.stage.named(app.stage.minus)}` : ""}`));
     fill(this.bar, el("div", { class: "bar-line" }, app.stage.backButton(), title, app.stage.stepButtons()));
   }
 
@@ -100,7 +100,7 @@ class Lines {
   }
 
   show(at) {
-    if (at !== this.at && at !== null && this.app.store.get("view") === "words") this.box.setAttribute("aria-label", `${wordOf(this.app.side.manifest.labels[at], 24)}, ${at}`);
+    if (at !== this.at && at !== null && this.app.view === "words") this.box.setAttribute("aria-label", `${wordOf(this.app.side.manifest.labels[at], 24)}, ${at}`);
     this.at = at;
     this.tell();
     this.draw();
@@ -109,12 +109,12 @@ class Lines {
   async tell() {
     const { app, at } = this;
     const { manifest } = app.side;
-    if (at === null) return fill(this.told, el("span", { class: "soft", text: `Left: the ${this.span > 1 ? "groups of words" : "words"} that attend. Right: those that they attend to. Point at a word to see its lines alone.` }));
+    if (at === null) return fill(this.told, soft(`Left: the ${this.span > 1 ? "groups of words" : "words"} that attend. Right: those that they attend to. Point at a word to see its lines alone.`));
     const row = await this.row(at);
     if (at !== this.at || !row) return undefined;
     const best = row.keys.map((key, i) => [key, row.weights[i]]).slice(0, 3);
-    return fill(this.told, el("bdi", { class: "token to-word", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: row.span > 1 ? ` is one of ${groupText(at - (at % row.span), row.span, manifest.T)}, which attend on average to ` : " attends to " }),
-      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? groupText(key, row.span, manifest.S) : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(digitsOf(row.errors?.[i], 2)).replace("-", "−")}` })]), el("span", { class: "soft", text: leftOut(row) && ` of what is left without the first token (−${leftOut(row)})` }));
+    return fill(this.told, el("bdi", { class: "token to-word", text: wordOf(manifest.labels[at], 24) }), soft(row.span > 1 ? ` is one of ${groupText(at - (at % row.span), row.span, manifest.T)}, which attend on average to ` : " attends to "),
+      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? groupText(key, row.span, manifest.S) : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(digitsOf(row.errors?.[i], 2)).replace("-", "−")}` })]), soft(leftOut(row) && ` of what is left without the first token (−${leftOut(row)})`));
   }
 
   // The row of a query, without the first token if that is asked for.
@@ -203,29 +203,22 @@ class Lines {
     const { manifest } = this.app.side;
     const [first, last] = this.window();
     const room = 420;
-    context.font = `15px ${colors.font}`;
     context.textBaseline = "middle";
-    for (const [labels, x, align] of [[manifest.labels, 180, "right"], [manifest.keyLabels, 200 + room, "left"]]) {
-      context.textAlign = align;
-      context.fillStyle = colors.ink;
+    const write = (text, x, at, size, color) => {
+      [context.font, context.fillStyle] = [`${size}px ${colors.font}`, color];
+      context.fillText(text, x, (at - first + 0.5) * this.line);
+      return context.measureText(text).width;
+    };
+    for (const [labels, x, align] of [[manifest.labels, 180, "right"], [manifest.keyLabels, 200 + room, "left"]])
       for (const i of range(first, Math.min(last, labels.length))) {
-        const [word, y] = [wordOf(labels[i], 18), (i - first + 0.5) * this.line];
-        context.fillText(word, x, y);
+        context.textAlign = align;
+        const wide = write(wordOf(labels[i], 18), x, i, 15, colors.ink);
         const left = align === "right" && leftOut(this.rows.get(i)?.found);
-        if (left) this.mark(context, `−${left}`, x - context.measureText(word).width - 8, y, colors);
+        if (left) write(`−${left}`, x - wide - 8, i, 11, colors.soft);
       }
-    }
     context.save();
     context.translate(190, 0);
     for (const query of this.queries(first, last)) this.curve(context, this.rows.get(query)?.found, query, first * this.line, room, new Map());
-    context.restore();
-  }
-
-  // What is left out of a row, smaller than the word that it stands beside.
-  mark(context, text, x, y, { soft, font }) {
-    context.save();
-    [context.fillStyle, context.font] = [soft, `11px ${font}`];
-    context.fillText(text, x, y);
     context.restore();
   }
 
@@ -264,7 +257,7 @@ class Lines {
     for (const word of this.right.children) {
       const weight = weights.get(Number(word.dataset.i)) || 0;
       word.style.background = weight ? scale.color(weight, this.app.dark) : "";
-      word.style.color = weight ? (scale.bright(weight, this.app.dark) ? "#14181d" : "#f2f0eb") : "";
+      word.style.color = weight ? scale.letters(weight, this.app.dark) : "";
     }
   }
 }

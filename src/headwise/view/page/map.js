@@ -145,7 +145,7 @@ class HeadMap {
       if ((this.reach && !this.reach.sees(query, key, 1)) || (this.kind === "rest" && key === manifest.first)) return;
       const value = this.tiles.value(query, key) ?? this.exact?.value(query, key) ?? null;
       if (value === null) return;
-      context.fillStyle = this.scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb";
+      context.fillStyle = this.scale.letters(value, this.app.dark);
       context.fillText(this.figure(value, this.error?.(query, key, value)), x + view.scale / 2, y + view.scale / 2);
     });
   }

@@ -155,32 +155,30 @@ class Stage {
     const { difference } = this;
     const drawn = this.compared()[0];
     const its = app.sides[drawn.side].manifest;
-    const title = el("h2", { class: "subject" }, el("b", { text: difference ? `Heads ${difference}` : drawn.title(its) }), el("span", { class: "soft", text: difference ? "" : ` ${drawn.about(its)}` }));
+    const title = el("h2", { class: "subject" }, el("b", { text: difference ? `Heads ${difference}` : drawn.title(its) }), soft(difference ? "" : ` ${drawn.about(its)}`));
     this.offered = String(app.kinds);
     app.control();
     const average = this.chooser("Show", subject.id, this.averages(subject), (value) => app.store.set({ head: value }));
     const compare = this.chooser("Compare with", minus ? minus.id : "", this.others(), (value) => app.store.set({ with: value }));
-    const ways = minus && el("div", { class: "segments", role: "radiogroup", "aria-label": "How to compare" }, ...[["difference", "Difference"], ["both", "Side by side"], ["a", "This"], ["b", "Other"]]
-      .filter(([name]) => name !== "difference" || this.sameSize(minus))
-      .map(([name, text]) => el("button", { type: "button", role: "radio", "aria-checked": String(this.way === name), text, onclick: () => app.store.set({ show: name }) })));
+    const ways = minus && radios("ways", "How to compare", this.way, [["difference", "Difference"], ["both", "Side by side"], ["a", "This"], ["b", "Other"]].slice(this.sameSize(minus) ? 0 : 1), (show) => app.store.set({ show }));
     this.zooms = {
-      out: el("button", { type: "button", class: "icon", text: "−", "aria-label": "Zoom out", onclick: () => this.zoom(0.5) }),
-      in: el("button", { type: "button", class: "icon", text: "+", "aria-label": "Zoom in", onclick: () => this.zoom(2) }),
-      all: el("button", { type: "button", class: "icon", text: "⤢", "aria-label": "Show the whole map", title: "Whole map  0", onclick: () => this.whole() }),
+      out: icon("−", "Zoom out", () => this.zoom(0.5)),
+      in: icon("+", "Zoom in", () => this.zoom(2)),
+      all: icon("⤢", "Show the whole map", () => this.whole(), "Whole map  0"),
     };
     const zoom = el("span", { class: "steps" }, ...Object.values(this.zooms));
     fill(this.bar, el("div", { class: "bar-line" }, this.backButton(), title, zoom, this.stepButtons()), el("div", { class: "bar-line controls" }, average, compare, ways));
   }
 
   backButton() {
-    return el("button", { type: "button", class: "plain back", text: "← All heads", title: "Escape", onclick: () => this.app.store.set({ view: "atlas" }) });
+    return el("button", { class: "plain back", text: "← All heads", title: "Escape", onclick: () => this.app.store.set({ view: "atlas" }) });
   }
 
   stepButtons() {
     const { app } = this;
     return el("span", { class: "steps" },
-      el("button", { type: "button", class: "icon", text: "‹", "aria-label": "Previous head", title: "Previous head  [", onclick: () => app.step(-1) }),
-      el("button", { type: "button", class: "icon", text: "›", "aria-label": "Next head", title: "Next head  ]", onclick: () => app.step(1) }));
+      icon("‹", "Previous head", () => app.step(-1), "Previous head  ["),
+      icon("›", "Next head", () => app.step(1), "Next head  ]"));
   }
 
   // Whether every weight has at least a pixel, however far one zooms out.
@@ -253,7 +251,7 @@ class Stage {
     const [drawn, than] = this.compared(second);
     const { manifest } = app.sides[drawn.side];
     if (!cell || cell.query >= manifest.T || cell.key >= manifest.S) {
-      fill(this.info, el("span", { class: "soft", text: "Point at the map. Zoom with the wheel, a pinch, or + and −. Move by dragging or with the arrow keys." }));
+      fill(this.info, soft("Point at the map. Zoom with the wheel, a pinch, or + and −. Move by dragging or with the arrow keys."));
       return;
     }
     const [found, other] = await tracked(Promise.all([app.data.cell(drawn, cell.query, cell.key, app.kind), than && this.sameSize(this.minus) ? app.data.cell(than, cell.query, cell.key, app.kind) : null]));
@@ -284,15 +282,15 @@ class Stage {
   }
 
   words(cell, manifest, hidden) {
-    const word = (token, at, kind) => el("span", { class: kind }, el("bdi", { class: "token", text: wordOf(token, 18) }), el("span", { class: "soft", text: ` ${count(at)}` }));
-    return [word(manifest.labels[cell.query], cell.query, "to-word"), el("span", { class: "soft", text: hidden ? " may not attend to " : " attends to " }), word(manifest.keyLabels[cell.key], cell.key, "from-word")];
+    const word = (token, at, kind) => el("span", { class: kind }, el("bdi", { class: "token", text: wordOf(token, 18) }), soft(` ${count(at)}`));
+    return [word(manifest.labels[cell.query], cell.query, "to-word"), soft(hidden ? " may not attend to " : " attends to "), word(manifest.keyLabels[cell.key], cell.key, "from-word")];
   }
 
   figures(found, other) {
-    const figure = (text, name) => el("span", { class: "fact" }, el("b", { text }), el("span", { class: "soft", text: ` ${name}` }));
-    if (!found) return el("span", { class: "facts" }, el("span", { class: "soft", text: "This file has no single numbers here, only the picture." }));
+    const figure = (text, name) => el("span", { class: "fact" }, el("b", { text }), soft(` ${name}`));
+    if (!found) return el("span", { class: "facts" }, soft("This file has no single numbers here, only the picture."));
     if (found.span) return el("span", { class: "facts" }, figure(found.kind === "uniform" ? timesText(found.sum, found.error) : shareText(found.sum, this.app.measure, found.error), `${this.pooled(found)}. This file has no single numbers here.`));
-    if (found.hidden) return el("span", { class: "facts" }, el("span", { class: "soft", text: "hidden by the mask, so the weight is 0" }));
+    if (found.hidden) return el("span", { class: "facts" }, soft("hidden by the mask, so the weight is 0"));
     if (found.weight === null) return el("span", { class: "facts" }, figure(weightText(found.below).replace(/^(?!<)/, "≤ "), "not among the 8 largest of its row; only those are in the file"));
     const { measure, kind } = this.app;
     const drawn = (one) => (kind === "uniform" ? [one.weight * one.visible, (one.error || 0) * one.visible] : kind === "rest" && one.rest !== undefined ? [one.rest, one.restError] : [one.weight, one.error]);
@@ -312,8 +310,8 @@ class Stage {
 
   // Stored weights that are all 0 have no order.
   rank({ weight, error, rank, visible }) {
-    if (error && !weight) return rank > 1 ? [el("span", { class: "soft", text: `below #${count(rank - 1)} of ${count(visible)} in its row` })] : [];
-    return [el("span", { class: "fact" }, el("b", { text: `${error ? "≈ " : ""}#${count(rank)}` }), el("span", { class: "soft", text: ` of ${count(visible)} in its row` }))];
+    if (error && !weight) return rank > 1 ? [soft(`below #${count(rank - 1)} of ${count(visible)} in its row`)] : [];
+    return [el("span", { class: "fact" }, el("b", { text: `${error ? "≈ " : ""}#${count(rank)}` }), soft(` of ${count(visible)} in its row`))];
   }
 
   // What the number of a pixel is.
@@ -337,7 +335,7 @@ class Stage {
     const { manifest } = this.app.side;
     const { unit } = MEASURES[this.app.measure];
     const names = { share: this.app.kind === "rest" ? `${unit} without the first token` : unit, ratio: "multiple of uniform attention", difference: pair ? this.difference : unit };
-    if (this.app.store.get("view") !== "map") return;
+    if (this.app.view !== "map") return;
     fill(this.app.legend, legendOf(scale, names[scale.name], this.app.dark));
     this.fit();
     fill(this.edges, manifest.masked ? el("p", { class: "soft legend-name" }, el("span", { class: "hidden-key" }), this.app.kind === "rest" ? " hidden by the mask or, at the first token, left out" : " hidden by the mask") : null, this.bars(pair));

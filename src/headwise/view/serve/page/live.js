@@ -186,10 +186,9 @@ class Live {
     }
   }
 
-  showEffects({ effects, way, by }) {
+  showEffects({ effects, way }) {
     if (!this.app) return;
     const { manifest } = this.app.side;
-    manifest.importance_by = by;
     manifest.about.importance = `what removing the head adds to the loss, in nats per token (${way})`;
     for (const [l, h, effect] of effects) manifest.layers[l].heads[h].importance = effect;
     this.app.store.set({ view: "atlas", color: "importance" });

@@ -2,13 +2,14 @@
 
 import re
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
 import headwise
-from headwise import load_builtin, view
+from headwise import AttentionMap, Scoring, causal, load_builtin, view
 from headwise.models import GPT, GPTConfig, LanguageModel
 
 TEXT = "The captain looked at the sea, and the sea looked at the captain. Then the captain laughed at the ship. "
@@ -568,6 +569,7 @@ def test_the_frames_around_heads_are_explained_while_a_word_is_pointed_at(open_v
     page.locator('.word[data-i="9"]').hover()
     until(page, "document.querySelectorAll('.head.top').length === 8")
     assert page.locator(".atlas-tell").inner_text().startswith("Framed: the 8 heads that attend most from this word")
+    assert "paler" not in page.locator(".atlas-tell").inner_text(), "framed heads may be faint"
     page.mouse.move(450, 2)
     until(page, "document.querySelector('.atlas-tell').textContent.startsWith('Each picture is one head')")
 
@@ -611,3 +613,102 @@ def test_the_page_of_a_text_longer_than_the_training_says_so(open_view):
     for length, said in [(16, False), (20, True)]:
         page = open_view(view(short, ids[:, :length]))
         assert ("20 tokens and the model was trained for 16" in page.locator(".noted").inner_text()) == said
+
+
+def test_a_bar_is_as_long_as_its_number_which_stands_beside_it(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#color=entropy")
+    resize(page, 1440, 900)
+    until(page, RESTING)
+    bars = page.evaluate(
+        """Array.from(document.querySelectorAll('.bar'), (bar) => {
+            const [fill, text] = Array.from(bar.children, (one) => one.getBoundingClientRect());
+            return [Number(bar.innerText), fill.width, fill.right, text.left];
+        })"""
+    )
+    longest = max(width / value for value, width, *_ in bars)
+    assert len({round(width) for value, width, *_ in bars if value > 0.6}) > 3
+    for value, width, right, left in bars:
+        assert width == pytest.approx(longest * value, abs=1)
+        assert right <= left
+
+
+def test_the_largest_importance_ends_a_legend_of_its_own(open_view, builtin):
+    result = view(builtin, TEXT, importance=True)
+    page = open_view(result, "#color=importance")
+    until(page, RESTING)
+    ticks = page.locator(".legend-scale").nth(1).locator(".tick").all_inner_texts()
+    largest = max(
+        abs(worth) for layer in result.to_dict()["layers"] for worth in (h["importance"] for h in layer["heads"])
+    )
+    assert float(ticks[-1].removeprefix("≥ +")) == pytest.approx(largest, rel=0.06)
+    assert ticks[0] == ticks[-1].replace("≥ +", "≤ −")
+
+
+def test_the_caption_says_whether_layers_run_on_in_another_column(open_view):
+    weights = AttentionMap(torch.randn(1, 2, 7, 5), torch.randn(1, 2, 7, 5), Scoring(causal()))
+    told = []
+    for layers in (2, 40):
+        page = open_view(view([weights] * layers))
+        until(page, RESTING)
+        left = "Array.from(document.querySelectorAll('.layer'), (one) => one.getBoundingClientRect().left)"
+        told.append(page.locator(".atlas-tell").inner_text().endswith("top to bottom, column by column."))
+        assert told[-1] == (page.evaluate(f"new Set({left}).size") > 1)
+    assert told[1]
+
+
+def test_the_text_view_says_that_only_the_map_compares(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=words&head=4.2&with=3.7")
+    assert page.locator(".subject").inner_text().endswith("only the map compares it with 3.7")
+    assert page.locator(".legend-name").inner_text().endswith("Percent beside a word: the share left out")
+
+
+def test_the_frame_of_the_last_head_is_whole(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#head=0.0")
+    until(page, RESTING)
+    box, head = (page.locator(one).bounding_box() for one in (".atlas", '.head[aria-current="true"] .picture'))
+    assert head["y"] - box["y"] >= 4
+
+
+@pytest.mark.parametrize(("width", "least"), [(390, 60), (800, 100)])
+def test_the_controls_of_a_comparison_do_not_overlap(open_view, builtin, width, least):
+    page = open_view(view(builtin, TEXT), "#view=map&head=4.2&with=3.7")
+    resize(page, width, 844)
+    until(page, RESTING)
+    rows = page.evaluate(
+        """['.controls select', '.controls .chooser', '.legend .tick'].map((names) =>
+            Array.from(document.querySelectorAll(names), (one) => one.getBoundingClientRect().toJSON()))"""
+    )
+    for boxes in rows:
+        for one, after in pairwise(boxes):
+            assert one["right"] <= after["left"] or one["bottom"] <= after["top"]
+    assert all(box["width"] >= least for box in rows[0])
+
+
+def test_marks_of_a_saved_text_stand_beside_its_words_and_end_with_them(open_view, builtin):
+    page = open_view(view(builtin, f"{TEXT} " * 4), "#view=words&head=5.4")
+    until(page, RESTING)
+    written = page.evaluate(
+        f"""(() => {{
+            const context = document.createElement('canvas').getContext('2d');
+            const found = [];
+            context.fillText = (text, x, y) => found.push([text, x, y, context.measureText(text).width]);
+            {APP}.lines.render(context, {APP}.colors());
+            return [found, {APP}.lines.size[1]];
+        }})()"""
+    )
+    (texts, height), marks = written, 0
+    for (word, x, y, wide), (text, at, beside, _) in pairwise(texts):
+        assert max(y, beside) <= height
+        if text.startswith("−"):
+            marks += 1
+            assert (at, beside) == (pytest.approx(x - wide - 8), y), word
+    assert marks > 5
+
+
+def test_columns_of_numbers_have_one_width(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=table")
+    resize(page, 1440, 900)
+    until(page, RESTING)
+    wide = page.locator(".number-head").evaluate_all("all => all.map((one) => one.offsetWidth)")
+    assert max(wide) <= 1.6 * min(wide)
+    assert page.locator("td.reading-cell").first.bounding_box()["width"] > 2.5 * max(wide)

@@ -398,6 +398,7 @@ class Live {
   tell(run) {
     if (!run) return;
     this.told = run;
+    if (this.state === "empty") return;
     this.progress.value = run.done;
     const [rows, of] = this.side?.source.rows || run.rows;
     const part = rows && rows < of ? `${count(rows)} of ${count(of)} rows` : "";

@@ -68,6 +68,10 @@ def test_a_cell_has_more_color_the_further_it_is_from_zero_and_a_hidden_score_ha
     inks = [float(ink) for _, ink, *_ in sorted(cells, key=lambda cell: float(cell[3]))]
     assert inks == sorted(inks)
     assert 'rgba(var(--heat), 0.00)">−inf<' in page
+    most = max(abs(float(number)) for *_, number in cells)
+    assert query.startswith(f"<caption>query, color from −{most:.2f} to {most:.2f}</caption>")
+    assert re.search(r"<caption>weights?, color from 0 to \d\.\d\d</caption>", page)
+    assert "print-color-adjust: exact" in page
 
 
 def test_page_says_what_a_form_writes_differently_and_a_model_does_besides():

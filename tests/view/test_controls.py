@@ -2,13 +2,14 @@
 
 import re
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
 import headwise
-from headwise import load_builtin, view
+from headwise import AttentionMap, Scoring, causal, load_builtin, view
 from headwise.models import GPT, GPTConfig, LanguageModel
 
 TEXT = "The captain looked at the sea, and the sea looked at the captain. Then the captain laughed at the ship. "
@@ -39,8 +40,8 @@ def open_view(browser, tmp_path_factory):
     context = browser.new_context(viewport={"width": 900, "height": 600}, reduced_motion="reduce")
     troubles = []
 
-    def opened(result, fragment=""):
-        path = result.save(tmp_path_factory.mktemp("page") / "heads.html")
+    def opened(result, fragment="", against=None):
+        path = result.save(tmp_path_factory.mktemp("page") / "heads.html", against=against)
         page = context.new_page()
         page.on("console", lambda message: message.type in ("error", "warning") and troubles.append(message.text))
         page.on("pageerror", lambda error: troubles.append(str(error)))
@@ -97,7 +98,7 @@ def reset(page, name, what):
             const app = document.getElementById('headwise').headwise;
             app.help.close();
             document.querySelector('.menu').open = false;
-            document.documentElement.dataset.theme = 'light';
+            document.documentElement.style.colorScheme = 'light';
             app.reading.find.value = '';
             app.reading.search();
             app.store.set(state);
@@ -294,7 +295,7 @@ def test_contributions_of_a_short_text_are_as_precise_as_they_look(open_view, bu
         page.evaluate(f"{APP}.stage.point({{ query: {query}, key: {key} }})")
         exact = float(result.carried[5].row("contribution", 4, query)[key])
         until(page, f"Math.abs(document.querySelector('.facts')?.dataset.weight - {exact}) < 6e-4")
-        told = page.locator(".fact b").first.inner_text().replace("−", "-")
+        told = page.locator(".fact b").first.inner_text().replace("−", "-").removeprefix("≈ ")
         assert float(told) == pytest.approx(exact, abs=1.1e-3)
 
 
@@ -378,6 +379,74 @@ def test_the_other_head_is_named_and_read_where_it_is_drawn(open_view, builtin):
     assert page.locator(".subject b").inner_text() == "Head 4.2"
     weight = float(result.maps[4][0, 2, 9, 8])
     assert f"{weight:.3f} weight" in told(page, 9, 8)
+
+
+def test_a_difference_is_told_as_it_is_drawn(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&head=4.2&with=3.7")
+    until(page, RESTING)
+    words = told(page, 9, 8)
+    drawn = page.evaluate(f"{APP}.stage.shown[0].tiles.value(9, 8)")
+    number, mine, its = re.match(r".*?([+−]\S+) difference, as drawn \((\S+) here, (\S+) there\)", words).groups()
+    assert float(number.replace("−", "-")) == pytest.approx(drawn, abs=6e-4)
+    assert float(mine) - float(its) == pytest.approx(drawn, abs=1.1e-3)
+    assert words.count("as drawn") == 1
+
+
+@pytest.fixture(scope="module")
+def two_texts(builtin):
+    """Views of two texts of different length."""
+    return view(builtin, TEXT), view(builtin, "The dog saw the ship, and the ship saw the dog.")
+
+
+def test_a_small_weight_is_not_told_as_nought(open_view, builtin):
+    result = view(builtin, TEXT)
+    page = open_view(result, "#view=map&head=5.4&without=")
+    until(page, RESTING)
+    query, key = divmod(
+        int(result.maps[5][0, 4].tril(-1).masked_fill(torch.ones(result.T, result.T).triu().bool(), 1).argmin()),
+        result.T,
+    )
+    assert "< 0.001 weight" in told(page, query, key)
+    for value, text in ((0, "< 0.001"), (2.4e-4, "< 0.001"), (0.0006, "0.001"), (0.5, "0.500")):
+        assert page.evaluate(f"window.headwise.weightText({value})") == text
+
+
+def test_a_comparison_names_both_texts_and_offers_the_same_head_first(open_view, two_texts):
+    page = open_view(two_texts[0], "#view=map&head=4.2&with=b:4.2", against=two_texts[1])
+    heading = page.locator("h1").inner_text()
+    assert heading == page.title() == two_texts[0].compared(two_texts[1])
+    assert "“The captain" in heading
+    assert "compared with “The dog" in heading
+    until(page, RESTING)
+    options = page.locator(".chooser", has_text="Compare with").locator("option").all_inner_texts()
+    assert options[:3] == ["nothing", "dog: 4.2  previous", "0.0  sink"]
+    assert page.get_by_role("radio", name="Side by side").get_attribute("aria-checked") == "true"
+    page.get_by_role("radio", name="This").click()
+    assert page.locator(".map-frame").count() == 1
+    assert page.get_by_role("radio", name="This").get_attribute("aria-checked") == "true"
+
+
+def test_the_map_of_another_text_is_told_in_its_words(open_view, two_texts):
+    page = open_view(two_texts[0], "#view=map&head=4.2&with=b:4.2&show=both", against=two_texts[1])
+    until(page, RESTING)
+    page.locator(".map-canvas").nth(1).hover(position={"x": 130, "y": 150})
+    until(page, f"{APP}.resting && document.querySelector('.facts')")
+    cell = page.evaluate(f"{APP}.stage.shown[1].cursor")
+    words = page.locator(".info").inner_text()
+    assert words.split()[0] == two_texts[1].labels[cell["query"]].strip()
+    assert page.evaluate(f"{APP}.reading.at") is None, "no word of this text is pointed at"
+    assert page.evaluate("getComputedStyle(document.querySelector('.stage-map')).color") == page.evaluate(
+        "getComputedStyle(document.querySelector('.main')).color"
+    ), "it stays black"
+
+
+def test_an_excerpt_writes_each_character_once(open_view, builtin):
+    page = open_view(view(builtin, "東京 😀 שלום"), "#view=map&head=4.2")
+    until(page, RESTING)
+    for query in range(view(builtin, "東京 😀 שלום").T):
+        told(page, query, 2)
+        excerpt = page.locator(".snippet.to").inner_text()
+        assert all(excerpt.count(letter) <= 1 for letter in "東京😀שלום"), excerpt
 
 
 def test_a_pair_behind_the_mask_is_not_said_to_attend(open_view, builtin):
@@ -500,6 +569,7 @@ def test_the_frames_around_heads_are_explained_while_a_word_is_pointed_at(open_v
     page.locator('.word[data-i="9"]').hover()
     until(page, "document.querySelectorAll('.head.top').length === 8")
     assert page.locator(".atlas-tell").inner_text().startswith("Framed: the 8 heads that attend most from this word")
+    assert "paler" not in page.locator(".atlas-tell").inner_text(), "framed heads may be faint"
     page.mouse.move(450, 2)
     until(page, "document.querySelector('.atlas-tell').textContent.startsWith('Each picture is one head')")
 
@@ -530,7 +600,7 @@ def test_every_number_of_a_legend_is_on_one_line(open_view, builtin):
     page = open_view(view(builtin, TEXT), "#what=contribution")
     until(page, RESTING)
     heights = page.locator(".tick").evaluate_all("ticks => ticks.map((tick) => tick.getBoundingClientRect().height)")
-    assert len(heights) == 5
+    assert len(heights) == 3
     assert max(heights) < 20
 
 
@@ -543,3 +613,102 @@ def test_the_page_of_a_text_longer_than_the_training_says_so(open_view):
     for length, said in [(16, False), (20, True)]:
         page = open_view(view(short, ids[:, :length]))
         assert ("20 tokens and the model was trained for 16" in page.locator(".noted").inner_text()) == said
+
+
+def test_a_bar_is_as_long_as_its_number_which_stands_beside_it(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#color=entropy")
+    resize(page, 1440, 900)
+    until(page, RESTING)
+    bars = page.evaluate(
+        """Array.from(document.querySelectorAll('.bar'), (bar) => {
+            const [fill, text] = Array.from(bar.children, (one) => one.getBoundingClientRect());
+            return [Number(bar.innerText), fill.width, fill.right, text.left];
+        })"""
+    )
+    longest = max(width / value for value, width, *_ in bars)
+    assert len({round(width) for value, width, *_ in bars if value > 0.6}) > 3
+    for value, width, right, left in bars:
+        assert width == pytest.approx(longest * value, abs=1)
+        assert right <= left
+
+
+def test_the_largest_importance_ends_a_legend_of_its_own(open_view, builtin):
+    result = view(builtin, TEXT, importance=True)
+    page = open_view(result, "#color=importance")
+    until(page, RESTING)
+    ticks = page.locator(".legend-scale").nth(1).locator(".tick").all_inner_texts()
+    largest = max(
+        abs(worth) for layer in result.to_dict()["layers"] for worth in (h["importance"] for h in layer["heads"])
+    )
+    assert float(ticks[-1].removeprefix("≥ +")) == pytest.approx(largest, rel=0.06)
+    assert ticks[0] == ticks[-1].replace("≥ +", "≤ −")
+
+
+def test_the_caption_says_whether_layers_run_on_in_another_column(open_view):
+    weights = AttentionMap(torch.randn(1, 2, 7, 5), torch.randn(1, 2, 7, 5), Scoring(causal()))
+    told = []
+    for layers in (2, 40):
+        page = open_view(view([weights] * layers))
+        until(page, RESTING)
+        left = "Array.from(document.querySelectorAll('.layer'), (one) => one.getBoundingClientRect().left)"
+        told.append(page.locator(".atlas-tell").inner_text().endswith("top to bottom, column by column."))
+        assert told[-1] == (page.evaluate(f"new Set({left}).size") > 1)
+    assert told[1]
+
+
+def test_the_text_view_says_that_only_the_map_compares(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=words&head=4.2&with=3.7")
+    assert page.locator(".subject").inner_text().endswith("only the map compares it with 3.7")
+    assert page.locator(".legend-name").inner_text().endswith("Percent beside a word: the share left out")
+
+
+def test_the_frame_of_a_head_in_the_top_row_is_whole(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#head=0.0")
+    resize(page, 1440, 900)
+    box, head = (page.locator(one).bounding_box() for one in (".atlas", '.head[aria-current="true"] .picture'))
+    assert head["y"] - box["y"] >= 4
+
+
+@pytest.mark.parametrize(("width", "least"), [(390, 60), (800, 100)])
+def test_the_controls_of_a_comparison_do_not_overlap(open_view, builtin, width, least):
+    page = open_view(view(builtin, TEXT), "#view=map&head=0.5&with=1.2")
+    resize(page, width, 844)
+    until(page, RESTING)
+    rows = page.evaluate(
+        """['.controls select', '.controls .chooser', '.legend .tick'].map((names) =>
+            Array.from(document.querySelectorAll(names), (one) => one.getBoundingClientRect().toJSON()))"""
+    )
+    for boxes in rows:
+        for one, after in pairwise(boxes):
+            assert one["right"] <= after["left"] or one["bottom"] <= after["top"]
+    assert all(box["width"] >= least for box in rows[0])
+
+
+def test_marks_of_a_saved_text_stand_beside_its_words_and_end_with_them(open_view, builtin):
+    page = open_view(view(builtin, f"{TEXT} " * 4), "#view=words&head=5.4")
+    until(page, RESTING)
+    written = page.evaluate(
+        f"""(() => {{
+            const context = document.createElement('canvas').getContext('2d');
+            const found = [];
+            context.fillText = (text, x, y) => found.push([text, x, y, context.measureText(text).width]);
+            {APP}.lines.render(context, {APP}.colors());
+            return [found, {APP}.lines.size[1]];
+        }})()"""
+    )
+    (texts, height), marks = written, 0
+    for (word, x, y, wide), (text, at, beside, _) in pairwise(texts):
+        assert max(y, beside) <= height
+        if text.startswith("−"):
+            marks += 1
+            assert (at, beside) == (pytest.approx(x - wide - 8), y), word
+    assert marks > 5
+
+
+def test_columns_of_numbers_have_one_width(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=table")
+    resize(page, 1440, 900)
+    until(page, RESTING)
+    wide = page.locator(".number-head").evaluate_all("all => all.map((one) => one.offsetWidth)")
+    assert max(wide) <= 1.6 * min(wide)
+    assert page.locator("td.reading-cell").first.bounding_box()["width"] > 2.5 * max(wide)

@@ -1,5 +1,7 @@
 """A long page lists and draws the numbers of what it shows, and says where it has averages only."""
 
+import re
+
 import pytest
 import torch
 
@@ -187,3 +189,11 @@ def test_a_weight_stored_as_nought_has_no_rank_of_its_own(opened, saved):
         f"[0, 0.5].map((weight) => {APP}.stage.rank({{ weight, error: 1e-5, rank: 57, visible: 372 }})[0].innerText)"
     )
     assert told == ["below #56 of 372 in its row", "≈ #57 of 372 in its row"]
+
+
+def test_the_number_of_a_word_is_written_alike_everywhere(opened, saved):
+    page = opened(saved, "word=1030&without=")
+    page.locator(".list li").first.wait_for()
+    title = page.locator(".details-title").inner_text()
+    assert " 1,030 · " in title
+    assert not re.search(r"\d{4}", page.locator(".details").inner_text())

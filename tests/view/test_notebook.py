@@ -20,7 +20,7 @@ from headwise import (
     watch,
 )
 from headwise.view.notebook import static_html
-from headwise.view.words import described
+from headwise.view.words import described, named
 
 HOSTILE = ["<script>alert(1)</script>", "</td>", '"onerror="x', "<s>", "&amp;", "‮", "\x1b[31m", "a", "b", "a", "b"]
 
@@ -288,3 +288,13 @@ def test_without_matplotlib_a_plot_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=r"\[plot\]"):
         random_map().plot(0)
+
+
+def test_the_static_picture_names_and_fades_heads_as_the_page_does():
+    result = view(load_builtin(), "The captain looked at the sea, and the sea looked at the captain.")
+    cells = re.findall(r'<img [^>]*style="([^"]*)"[^>]*><br><small>(\S+) ([^<]*)</small>', static_html(result))
+    assert [name for _, _, name in cells] == [named(head.summary) for head in result.heads]
+    assert "sink + broad" in {name for _, _, name in cells}
+    faint = [place for style, place, _ in cells if "opacity" in style]
+    assert faint == [head.place for head in result.heads if head.summary["sink"] > 0.5]
+    assert "faint: more than half is left out" in static_html(result)

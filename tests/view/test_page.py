@@ -648,6 +648,61 @@ def test_printing_gives_one_page(open_page, short, name):
     assert len(re.findall(rb"/Type\s*/Page[^s]", printed)) == 1
 
 
+# What is drawn before the next frame, as far as the browser waits.
+PRINTED = """async () => {
+    dispatchEvent(new Event('beforeprint'));
+    for (let turn = 0; turn < 1000; turn++) await null;
+    return %s;
+}"""
+
+
+@pytest.mark.parametrize("name", ["atlas", "words", "map"])
+def test_the_dark_theme_is_printed_in_the_colors_of_the_light_one(open_page, short, name):
+    drawn = "Array.from(document.querySelectorAll('.main canvas'), (one) => one.toDataURL()).join()"
+    light = open_page(short, f"#view={name}&head=4.2", color_scheme="light")
+    dark = open_page(short, f"#view={name}&head=4.2", color_scheme="dark")
+    for page in (light, dark):
+        until(page, RESTING)
+    before = dark.evaluate(drawn)
+    assert before != light.evaluate(drawn)
+    assert dark.evaluate(PRINTED % drawn) == light.evaluate(PRINTED % drawn), "at once: the browser waits for no frame"
+    dark.evaluate("dispatchEvent(new Event('afterprint'))")
+    dark.wait_for_timeout(50)
+    until(dark, RESTING)
+    assert dark.evaluate(drawn) == before
+
+
+def test_printing_a_table_gives_every_row(open_page, short):
+    page = open_page(short, "#view=table")
+    page.emulate_media(media="print")
+    assert (
+        page.evaluate(
+            "(({ scrollHeight, clientHeight }) => scrollHeight - clientHeight)(document.querySelector('.table'))"
+        )
+        == 0
+    )
+
+
+def test_a_printed_part_of_a_text_is_whole_rows_and_says_which(open_page, tmp_path):
+    page = open_page(view(load_builtin(), f"{TEXT} " * 6).save(tmp_path / "heads.html"), "#view=words")
+    until(page, RESTING)
+    box = "document.querySelector('.lines-box')"
+    page.evaluate(f"{box}.scrollTop = 1003")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    first, last, words = re.search(
+        r"Words (\d+)–(\d+) of (\d+)\.", page.locator(".lines-tell").get_attribute("data-rows")
+    ).groups()
+    assert first == "41"
+    assert words == str(view(load_builtin(), f"{TEXT} " * 6).T)
+    for at, edge in ((first, "top"), (last, "bottom")):
+        word, around = (
+            page.evaluate(f"document.querySelector('{one}').getBoundingClientRect().{edge}")
+            for one in (f'.from-side [data-i="{at}"]', ".lines-box")
+        )
+        assert word == pytest.approx(around, abs=2)
+
+
 def test_printing_gives_the_picture_alone(open_page, short):
     page = open_page(short)
     page.emulate_media(media="print")

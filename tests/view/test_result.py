@@ -160,3 +160,16 @@ def test_heads_on_the_first_token_are_counted_in_words(count, words):
     weights = torch.full((1, count + 1, 9, 9), 1 / 9)
     weights[:, :count] = torch.eye(9)[0]
     assert [part for part in view(weights).sentence.split(" · ") if "first token" in part] == words
+
+
+def test_a_list_of_words_stands_apart_in_the_heading():
+    weights = AttentionMap(torch.randn(1, 1, 3, 5), torch.randn(1, 1, 3, 5))
+    assert view(weights, words=["the", "old", "sea"]).heading.endswith(" do with “the old sea”")
+
+
+def test_a_view_has_a_short_name_beside_another():
+    weights = AttentionMap(torch.randn(1, 1, 3, 5), torch.randn(1, 1, 3, 5))
+    sea, ship = (view(weights, words=["the", "old", word]) for word in ("sea", "ship,"))
+    assert ship.name_beside(sea) == "ship"
+    assert sea.compared(ship) == f"{sea.heading}, compared with “the old ship,”"
+    assert sea.name_beside(sea) == "other"

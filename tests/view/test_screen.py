@@ -17,6 +17,7 @@ import torch
 
 from headwise import AttentionMap, OptionError, Scoring, causal, view
 from headwise.view.color import Palette
+from headwise.view.pictures import Cell
 from headwise.view.screen import FOOTER, HEADER, MapScreen, described, number, precise, printed
 from headwise.view.tokens import wide
 
@@ -396,3 +397,8 @@ def test_without_colours_the_screen_is_letters(terminal):
     assert not re.search(r"\x1b\[[0-9;]*m", shown)
     one.send("q")
     assert one.process.wait(20) == 0
+
+
+def test_a_weight_that_rounds_to_nought_is_said_to_be_small():
+    cell = Cell(weight=2e-5, logit=-9.0, rank=30, visible=30)
+    assert described(cell).startswith("weight < 0.0001 · logit -9.000")

@@ -65,7 +65,7 @@ def test_in_a_longer_text_each_line_has_the_word_of_its_upper_row_alone():
     words = [f"w{i}" for i in range(211)]
     maps = AttentionMap(torch.zeros(1, 3, 211, 5), torch.zeros(1, 3, 211, 5), Scoring(causal()))
     lines = bare(drawn(view(maps, words=words), 80, Palette(24), 50)).splitlines()
-    found = [re.findall(r"w\d+", line) for line in lines if re.match(r" *w\d", line)]
+    found = [re.findall(r"w\d+", line) for line in lines if re.match(r" *w\d+ [▀▄]", line)]
     tall = len({row[0] for row in found})
     assert [row[0] for row in found[:tall]] == [f"w{2 * i * 211 // (2 * tall)}" for i in range(tall)]
     assert len(found[0]) >= 2, "several heads"

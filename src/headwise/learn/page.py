@@ -106,7 +106,9 @@ def _matrix(name: str, rows: list[list[float]], above: str) -> str:
     """A table whose cells have more color the further they are from zero; `above` is the color of those above it."""
     most = max((abs(n) for row in rows for n in row if math.isfinite(n)), default=0.0) or 1.0
     body = "".join("<tr>" + "".join(_cell(n, n / most, above) for n in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><caption>{escape(name)}</caption>{body}</table></div>'
+    low = f" from {number_text(-most)}" if above == "plus" else " from 0"
+    scale = f"color{low} to {number_text(most)}"
+    return f'<div class="scroll"><table><caption>{escape(name)}, {scale}</caption>{body}</table></div>'
 
 
 def _cell(n: float, share: float, above: str) -> str:

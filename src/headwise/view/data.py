@@ -210,7 +210,6 @@ def manifest(view: View, title: str = "") -> dict[str, Any]:
         "levels": levels(view.T, view.S),
         "clearest": [list(place) for place in clearest(view)],
         "about": {name: text for name, text in ABOUT.items() if name in statistics} | worth(view),
-        "importance_by": None if view.importance is None else view.importance.by,
         "measures": list(view.measures),
         "first": first_key(view),
         "note": _beyond_training(view),

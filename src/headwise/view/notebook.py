@@ -15,7 +15,7 @@ from headwise.view.color import png_url
 from headwise.view.page import standalone
 from headwise.view.result import View
 from headwise.view.tokens import cut, shown
-from headwise.view.words import described
+from headwise.view.words import described, named
 from headwise.weights import AttentionMap
 from headwise.weights.summary import HeadSummary, Summary
 
@@ -26,8 +26,9 @@ ACROSS = 8  # pictures per row
 WORK = 2**25  # weights that are computed for one display: about a second on one core
 LEGEND = (
     "Each row is a token, each column a token that it may attend to. More ink means more weight, from 0 to 1 on a "
-    "square-root scale, without the first token. Attention is not importance."
+    "square-root scale, without the first token; faint: more than half is left out. Attention is not importance."
 )
+HALF, FAINT = 0.5, 0.45  # of the weight on the first token, and how faint a picture without it is, as in the page
 FRAME_BUDGET = 2_000_000  # bytes of an interactive page, which a saved notebook holds
 TALL = 820  # pixels of its frame
 STATIC = "A static picture of every head, for viewers that do not show the frame"
@@ -120,10 +121,10 @@ def _cells(view: View, chosen: set[tuple[int, int]] | None) -> Iterable[list[str
 
 def _cell(place: str, head: HeadSummary, url: str, width: int, height: int) -> str:
     title = f"{place} {escape(described(head))}"
-    picture = (
-        f'<img width="{width}" height="{height}" alt="{title}" title="{title}" style="background:#fff" src="{url}">'
-    )
-    return f"{picture}<br><small>{place} {escape(head.kind)}</small>"
+    faint = f";opacity:{FAINT}" if head["sink"] > HALF else ""
+    style = f"background:#fff{faint}"
+    picture = f'<img width="{width}" height="{height}" alt="{title}" title="{title}" style="{style}" src="{url}">'
+    return f"{picture}<br><small>{place} {escape(named(head))}</small>"
 
 
 def _pairs(view: View) -> str:

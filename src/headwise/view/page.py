@@ -84,7 +84,11 @@ def standalone(view: View, *, against: View | None = None, budget: int | None = 
         )
     views = [view] if against is None else [view, against]
     room = int((budget * SLACK - len(document([], title))) / len(views))
-    return document([embedded(each, room, title) for each in views], title)
+    data = [embedded(each, room, title) for each in views]
+    if against is not None:
+        title = data[0].manifest["title"] = title or view.compared(against)
+        data[1].manifest["name"] = against.name_beside(view)
+    return document(data, title)
 
 
 def document(data: Sequence[PageData], title: str = "") -> str:

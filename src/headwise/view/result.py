@@ -37,6 +37,7 @@ from headwise.weights.panel import TopKeys
 from headwise.weights.summary import Head, Summary, clearest, kind_counts, kinds_in_words, rows_of
 
 EXCERPT = 64  # characters of the text in a heading
+NAME = 16  # characters of the short name of a view
 SPECIAL = re.compile(r"<\|?\w+\|?>|\[[A-Z]+\]")  # tokens such as <|start|>, <s> and [CLS], which are not text
 NEAR = sink(1) | offset(0) | previous_token()  # where most heads put most of their weight
 BESIDE = 3  # keys besides the first of which one is not in NEAR
@@ -123,12 +124,38 @@ class View:
     @property
     def heading(self) -> str:
         """What is shown, of which model and which text."""
+        return f"What the attention heads{self._of_model} do with {self._quoted}{self._keys_quoted}"
+
+    def compared(self, other: "View") -> str:
+        """The heading of a comparison."""
+        model = other._of_model if other.model != self.model else ""
+        return f"{self.heading}, compared with {other._quoted}{other._keys_quoted}{model}"
+
+    def name_beside(self, other: "View") -> str:
+        """A short name that tells it from another view: the first word that differs, or the model."""
+        words, others = (SPECIAL.sub(" ", view._plain).split() for view in (self, other))
+        for place, word in enumerate(words):
+            if word not in others[place : place + 1]:
+                return _excerpt(readable(word.strip(".,:;!?")), NAME)
+        return self.model if self.model and self.model != other.model else "other"
+
+    @property
+    def _of_model(self) -> str:
         named = "the built-in model" if self.model == "builtin" else f"the model {readable(self.model)}"
-        model = f" of {named}" if self.model else ""
-        words = readable(" ".join(SPECIAL.sub(" ", self.text).split()))
+        return f" of {named}" if self.model else ""
+
+    @property
+    def _plain(self) -> str:
+        """The text; a list of words that no model has read would run together."""
+        apart = not self.model and all(token.split() == [token] for token in self.tokens)
+        return " ".join(self.tokens) if apart else self.text
+
+    @property
+    def _quoted(self) -> str:
+        """The beginning of the text."""
+        words = readable(" ".join(SPECIAL.sub(" ", self._plain).split()))
         quoted = any(letter.isalpha() for letter in words)
-        start = f"“{_excerpt(words, EXCERPT)}”" if quoted else _count(self.T, "token")
-        return f"What the attention heads{model} do with {start}{self._keys_quoted}"
+        return f"“{_excerpt(words, EXCERPT)}”" if quoted else _count(self.T, "token")
 
     @property
     def _keys_quoted(self) -> str:

@@ -30,6 +30,11 @@ h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; }
     color: var(--soft); }
 }
 table { border-collapse: collapse; }
+@media print {
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  .wide::before { display: none; }
+  .scroll { overflow: visible; }
+}
 $style
 </style>
 </head>

@@ -9,6 +9,7 @@ from headwise.view.tokens import cut, shown
 from headwise.weights import AttentionMap
 from headwise.weights.summary import (
     FIRST_SINK,
+    MIXED,
     NEAR,
     READINGS,
     SECOND_SINK,
@@ -56,6 +57,17 @@ def described(head: HeadSummary) -> str:
     more = [f"{second_of(head.traits, '; of the rest, ')}{_share(trait)}{_target(trait)}" for trait in second]
     without = "" if first.name in WHOLE else f" {WITHOUT_FIRST}"
     return f"attends {_target(first)}{_share(first, f' ({{}}{without})')}{''.join(more)}"
+
+
+def named(head: HeadSummary) -> str:
+    """The names of what a head does, short enough for a picture; the page does the same.
+
+    >>> from headwise.weights.summary import Trait
+    >>> named(HeadSummary(2, (Trait(FIRST_SINK, 0.4, 0.3), Trait("broad", 0.9, 0.8)), {}, {}))
+    'sink + broad'
+    """
+    names = (trait.name.replace(FIRST_SINK, "sink").replace("previous-token", "previous") for trait in head.traits)
+    return " + ".join(names) or MIXED
 
 
 def in_short(head: HeadSummary) -> str:

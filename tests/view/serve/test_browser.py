@@ -213,6 +213,10 @@ def test_an_empty_text_is_refused_in_words(live, page):
     assert page.is_disabled(".go")
     page.click(".write")
     assert "The text is empty" in page.inner_text(".status.wrong")
+    faint = "['.results', '.headwise'].map((one) => Number(getComputedStyle(document.querySelector(one)).opacity))"
+    assert page.evaluate(faint) == [0.4, 0.4], "what is shown is of the text before"
+    page.fill(".ask-text", TEXT)
+    assert page.evaluate(faint) == [1, 1]
 
 
 def test_the_button_says_whether_the_pictures_are_those_of_the_text(live, page):
@@ -258,7 +262,9 @@ def test_the_picture_follows_while_one_types(live, page):
 def test_a_clicked_candidate_is_appended_and_the_model_continues(live, page):
     page.goto(live.address)
     atlas(page, 56)
-    before, word = page.input_value(".ask-text"), page.locator(".candidate").first.inner_text()
+    before, shown = page.input_value(".ask-text"), page.locator(".candidate").first.inner_text()
+    assert shown.startswith("␣"), "its leading space is marked"
+    word = shown[1:]
     page.locator(".candidate").first.click()
     wait(page, f"document.querySelector('.ask-text').value === {before + ' ' + word!r}")
     wait(page, f"document.querySelector('#headwise .text')?.innerText.endsWith({word!r})")
@@ -396,12 +402,13 @@ def test_all_heads_are_in_the_window_and_nothing_is_wider_than_a_phone(live, pag
     wait(page, "innerWidth === 390 && document.documentElement.scrollWidth <= 390")
 
 
-def test_the_lower_edge_of_the_map_is_in_the_window(live, page):
+def test_the_map_is_large_even_where_its_lower_edge_is_below_the_window(live, page):
+    page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(live.address)
     atlas(page, 56)
     page.click("#headwise .head[data-place='4.2']")
     page.wait_for_selector(".map-canvas")
-    wait(page, "document.querySelector('.map-canvas').getBoundingClientRect().bottom <= 860")
+    wait(page, "document.getElementById('headwise').headwise.stage.shown[0].plot?.height >= 480")
 
 
 def test_a_long_text_says_from_how_many_rows_it_is_shown(live, page):
@@ -439,6 +446,28 @@ def test_a_run_is_cancelled(live, page, monkeypatch):
             time.sleep(0.01)
     ask(page, TEXT)
     atlas(page, 56)
+
+
+def test_heads_stay_off_while_one_types_and_as_they_were_after_cancel(live, page):
+    page.goto(live.address)
+    atlas(page, 56)
+    page.click("#headwise .head[data-place='1.4']", modifiers=["Shift"])
+    page.wait_for_selector(".loss .before")
+    page.fill(".ask-text", TEXT)
+    wait(page, "document.querySelector('h1').textContent.endsWith(' without 1.4')")
+    atlas(page, 56)
+    assert page.locator(".chip.off").all_inner_texts() == ["1.4 ×"]
+    assert "without 1 head" in page.inner_text(".next")
+    page.route("**/api/runs", lambda route: None)  # never answered
+    page.click("#headwise .head[data-place='2.1']", modifiers=["Shift"])
+    page.wait_for_selector(".stop:visible")
+    assert page.locator(".chip.off").count() == 2
+    page.click(".stop")
+    assert page.locator(".chip.off").all_inner_texts() == ["1.4 ×"]
+    page.unroute("**/api/runs")
+    page.select_option(".live select", "small")
+    atlas(page, 6)
+    assert page.locator(".chip.off").count() == 0, "another model has other heads"
 
 
 def test_two_tabs_do_not_disturb_each_other(live, browser):

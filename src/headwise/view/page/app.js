@@ -1,7 +1,6 @@
 // The whole page: the sentence, the text, and the atlas, the table or the map.
 
 const SINK = "first-token sink"; // the kind of heads that put SHARED.sink or more on the first token
-const BARS = { measured: " Orange: removing it hurts; blue: removing it helps.", gradient: " Orange: the estimate says that removing it hurts; blue: that removing it helps." };
 // What is shown where a pixel of the map is not the number itself.
 const KINDS_TOLD = {
   peak: (what) => `the largest of the ${what} under each pixel.`,
@@ -30,15 +29,18 @@ class App {
     this.store.listen((changed, fromAddress) => this.changed(changed, fromAddress));
     this.onkey = (event) => this.key(event);
     this.onscheme = () => this.recolor();
+    this.onprint = (event) => this.paper(event.type === "beforeprint");
     this.onresize = debounced(() => (this.atlas.fit(), this.lines.fit(), this.table.fit(), this.reading.fit()), 60);
     document.addEventListener("keydown", this.onkey);
     this.scheme.addEventListener("change", this.onscheme);
+    for (const type of ["beforeprint", "afterprint"]) addEventListener(type, this.onprint);
     addEventListener("resize", this.onresize);
   }
 
   close() {
     document.removeEventListener("keydown", this.onkey);
     this.scheme.removeEventListener("change", this.onscheme);
+    for (const type of ["beforeprint", "afterprint"]) removeEventListener(type, this.onprint);
     removeEventListener("resize", this.onresize);
     for (const map of this.stage.shown) map.close();
     this.store.close();
@@ -55,12 +57,12 @@ class App {
 
   // Whether everything that was asked for is drawn.
   get resting() {
-    const maps = this.store.get("view") === "map" ? this.stage.shown : [];
+    const maps = this.view === "map" ? this.stage.shown : [];
     return !awaited.count && !this.lines.frame && maps.every((map) => map.reach && map.drawn && !map.frame && !map.tiles.waiting);
   }
 
   get dark() {
-    const chosen = document.documentElement.dataset.theme;
+    const chosen = document.documentElement.style.colorScheme;
     return chosen ? chosen === "dark" : this.scheme.matches;
   }
 
@@ -92,13 +94,13 @@ class App {
     this.controls = el("div", { class: "controls-row" });
     this.legend = el("div", { class: "legend" });
     this.settings = el("section", { class: "settings", "aria-label": "What is shown" }, this.controls, this.legend);
-    const sentence = el("p", { class: "sentence" }, el("b", { text: size }), ...facts.flatMap((fact) => [el("span", { class: "dot", text: " · " }), el("span", { text: fact })]));
+    const sentence = el("p", { class: "sentence" }, el("b", { text: size }), ["", ...facts].join(" · "));
     const menu = el("details", { class: "menu" }, el("summary", { text: "Save" }), el("div", { class: "menu-list" },
       ...[["Picture (PNG)", () => this.saving.png()], ["Drawing (SVG)", () => this.saving.svg()], ["All heads (CSV)", () => this.saving.csv()], ["All heads (JSON)", () => this.saving.json()], ["Weights in the window (CSV)", () => this.saving.weights()], ["Print or save as PDF", () => print()]]
-        .map(([text, run]) => el("button", { type: "button", text, onclick: () => { menu.open = false; run(); } }))));
+        .map(([text, run]) => el("button", { text, onclick: () => { menu.open = false; run(); } }))));
     const tools = el("div", { class: "tools" }, this.tabs, menu,
-      el("button", { type: "button", class: "icon", text: "◐", "aria-label": "Light or dark theme", title: "Light or dark theme  d", onclick: () => this.flipTheme() }),
-      el("button", { type: "button", class: "icon", text: "?", "aria-label": "Help", title: "Help  ?", onclick: () => this.help.showModal() }));
+      icon("◐", "Light or dark theme", () => this.flipTheme(), "Light or dark theme  d"),
+      icon("?", "Help", () => this.help.showModal(), "Help  ?"));
     this.shown = el("p", { class: "soft note shown" });
     this.noted = el("p", { class: "soft note noted" });
     this.settings.append(el("div", { class: "told" }, this.shown, this.noted));
@@ -143,6 +145,10 @@ class App {
     return this.store.get("sort") in this.side.manifest.about ? this.store.get("sort") : "place";
   }
 
+  get view() {
+    return this.store.get("view");
+  }
+
   get measure() {
     return this.measures.includes(this.store.get("what")) ? this.store.get("what") : "weights";
   }
@@ -175,8 +181,7 @@ class App {
 
   measureControl() {
     if (this.measures.length < 2) return null;
-    return el("div", { class: "segments measures", role: "radiogroup", "aria-label": "What is shown" }, ...this.measures.map((name) =>
-      el("button", { type: "button", role: "radio", "aria-checked": String(name === this.measure), text: MEASURES[name].name, title: `Show ${MEASURES[name].told}`, onclick: () => this.store.set({ what: name }) })));
+    return radios("measures", "What is shown", this.measure, this.measures.map((name) => [name, MEASURES[name].name, `Show ${MEASURES[name].told}`]), (name) => this.store.set({ what: name }));
   }
 
   // How many heads attend to the first token; only where some do is it left out from the start.
@@ -186,7 +191,7 @@ class App {
 
   tellShown() {
     this.noted.textContent = [this.side.manifest.note, this.notes()].filter(Boolean).join(" ");
-    const view = this.store.get("view");
+    const view = this.view;
     const difference = view === "map" ? this.stage.difference : null;
     const kind = view === "map" && !difference ? KINDS_TOLD[this.kind] : null;
     const what = view === "table" ? "averages per head, of attention weights." : kind ? kind(MEASURES[this.measure].name.toLowerCase()) : MEASURES[this.measure].told;
@@ -241,9 +246,9 @@ class App {
   }
 
   show() {
-    const view = this.store.get("view");
+    const view = this.view;
     this.tellShown();
-    fill(this.tabs, ...VIEWS.map(([name, text, about]) => el("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "headwise-panel", "aria-selected": String(view === name), tabindex: view === name ? "0" : "-1", text, title: about, onclick: () => this.store.set({ view: name }) })));
+    fill(this.tabs, ...VIEWS.map(([name, text, about]) => el("button", { role: "tab", id: `tab-${name}`, "aria-controls": "headwise-panel", "aria-selected": String(view === name), tabindex: view === name ? "0" : "-1", text, title: about, onclick: () => this.store.set({ view: name }) })));
     this.main.setAttribute("aria-labelledby", `tab-${view}`);
     this.root.dataset.view = view;
     fill(this.legend);
@@ -265,7 +270,7 @@ class App {
   tabKey(event) {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
-    const at = VIEWS.findIndex(([name]) => name === this.store.get("view"));
+    const at = VIEWS.findIndex(([name]) => name === this.view);
     this.store.set({ view: VIEWS[(at + step + VIEWS.length) % VIEWS.length][0] });
     this.tabs.querySelector('[aria-selected="true"]').focus();
     event.preventDefault();
@@ -294,7 +299,7 @@ class App {
   }
 
   // The controls that all views share, in one place: what is shown, of which tokens, and how strongly it is inked.
-  control(view = this.store.get("view")) {
+  control(view = this.view) {
     const focusable = () => Array.from(this.controls.querySelectorAll("button, input"));
     const at = focusable().indexOf(document.activeElement);
     fill(this.controls, view === "table" ? null : this.measureControl(), this.tokensControl(view), view === "table" ? null : this.contrastControl(),
@@ -307,8 +312,7 @@ class App {
     const offered = view === "table" ? KINDS.slice(0, 2) : KINDS.filter(([name]) => this.kinds.includes(name) && (view === "map" || name === "mass" || name === "rest"));
     if (offered.length < 2) return null;
     const chosen = view === "table" ? (this.store.get("without") ? "rest" : "mass") : view === "map" ? this.kind : this.without ? "rest" : "mass";
-    return el("div", { class: "segments kinds", role: "radiogroup", "aria-label": "Which tokens count" }, ...offered.map(([name, text, about]) =>
-      el("button", { type: "button", role: "radio", "aria-checked": String(name === chosen), text, title: about, onclick: () => this.choose(name) })));
+    return radios("kinds", "Which tokens count", chosen, offered, (name) => this.choose(name));
   }
 
   // A kind of picture; the first two are those of all views.
@@ -323,7 +327,7 @@ class App {
     const atlas = view === "atlas";
     const bars = atlas ? this.bars : "none";
     const named = bars !== "importance" && bars !== "sink" && !store.get("without") && this.sinksOf(this.side) ? " The first token is included; names of heads describe what is left without it." : "";
-    const told = manifest.about[bars] ? `Bars: ${manifest.about[bars]}.${bars === "importance" ? BARS[manifest.importance_by] || BARS.measured : named}` : "";
+    const told = bars in manifest.about ? `Bars: ${manifest.about[bars]}.${named}` : "";
     const about = told || manifest.about[this.sort] || "";
     fill(this.options, this.stage.chooser("Sort by", this.sort, [["place", "layer and head"], ...stats], (value) => store.set({ sort: value })),
       atlas ? this.stage.chooser("Bars", this.bars, [["none", "none"], ...stats], (value) => store.set({ color: value })) : null);
@@ -332,24 +336,24 @@ class App {
   }
 
   changed(keys, fromAddress) {
-    if (["what", "kind", "without", "rows"].some((key) => keys.has(key))) this.control(); // the contrast slider is left alone
-    if (keys.has("view")) this.show();
-    else if (keys.has("what") && this.store.get("view") !== "map") this.show();
-    else if (this.store.get("view") === "map" && ["head", "with", "show", "what", "kind", "without", "contrast"].some((key) => keys.has(key))) this.stage.update(keys);
-    else if (this.store.get("view") === "words" && ["head", "without", "contrast"].some((key) => keys.has(key))) this.lines.build();
-    else if (keys.has("contrast") && !["sort", "color", "without", "rows"].some((key) => keys.has(key))) this.recontrast();
-    else if (["sort", "color", "without", "rows"].some((key) => keys.has(key))) this.show();
+    const any = (...names) => names.some((name) => keys.has(name));
+    if (any("what", "kind", "without", "rows")) this.control(); // the contrast slider is left alone
+    if (any("view") || (any("what") && this.view !== "map")) this.show();
+    else if (this.view === "map" && any("head", "with", "show", "what", "kind", "without", "contrast")) this.stage.update(keys);
+    else if (this.view === "words" && any("head", "without", "contrast")) this.lines.build();
+    else if (any("sort", "color", "without", "rows")) this.show();
+    else if (any("contrast")) this.recontrast();
     this.tellShown();
-    if (fromAddress && keys.has("at") && this.stage.view) {
+    if (fromAddress && any("at") && this.stage.view) {
       this.stage.view.read(this.store.get("at"));
       this.stage.redraw();
     }
-    if (keys.has("head")) this.atlas.mark();
-    if (keys.has("head") || keys.has("word") || keys.has("what")) {
+    if (any("head")) this.atlas.mark();
+    if (any("head", "word", "what")) {
       this.reading.show(this.locked() ?? this.reading.at);
       this.lines.show(this.locked() ?? this.reading.at);
     }
-    if (keys.has("word")) this.stage.redraw();
+    if (any("word")) this.stage.redraw();
   }
 
   // Pixels from an element's upper edge to the end of the window.
@@ -365,14 +369,24 @@ class App {
   }
 
   flipTheme() {
-    document.documentElement.dataset.theme = this.dark ? "light" : "dark";
+    document.documentElement.style.colorScheme = this.dark ? "light" : "dark";
     this.recolor();
   }
 
   recolor() {
     this.palette = null;
-    if (this.store.get("view") === "map") this.stage.update();
+    if (this.view === "map") this.stage.update();
+    else if (this.view === "words") this.lines.recolor();
     else this.show();
+  }
+
+  // Paper is light and does not scroll. The browser waits for no frame before it prints.
+  paper(on) {
+    const { style } = document.documentElement;
+    this.printing = on;
+    if (on) this.theme = style.colorScheme;
+    style.colorScheme = on ? "light" : this.theme;
+    this.recolor();
   }
 
   key(event) {
@@ -386,14 +400,14 @@ class App {
       "[": () => this.step(-1), "]": () => this.step(1), Escape: () => this.escape(), x: () => this.flip(),
     };
     if (event.key === "w" && this.measures.length > 1) this.store.set({ what: this.measures[(this.measures.indexOf(this.measure) + 1) % this.measures.length] });
-    else if ((this.store.get("view") === "map" || event.key === "m" || event.key === "r") && this.kinds.includes(kinds[event.key])) this.choose(kinds[event.key]);
+    else if ((this.view === "map" || event.key === "m" || event.key === "r") && this.kinds.includes(kinds[event.key])) this.choose(kinds[event.key]);
     else if (acts[event.key]) acts[event.key]();
     else return undefined;
     return event.preventDefault();
   }
 
   finding() {
-    if (this.store.get("view") === "table") this.store.set({ view: "atlas" }); // the table stands alone
+    if (this.view === "table") this.store.set({ view: "atlas" }); // the table stands alone
     this.reading.find.focus();
   }
 

@@ -5,7 +5,7 @@ const CAPTION = 33; // pixels below a picture: its name and what the head does
 const NARROWEST = 52; // pixels: below this width a caption does not fit
 const ROOMY = 78; // pixels: below this width only a name fits into the empty corner of a causal map
 const NAMED = 38; // pixels: below this width not even a name does
-const BESIDE = 51; // pixels: with so much room beside a picture, its caption stands there
+const BESIDE = 54; // pixels: with so much room beside a picture, its caption stands there
 const LARGEST = 132;
 const SMALLEST = 13;
 const HALF = 0.5;
@@ -35,7 +35,7 @@ class Atlas {
   cell(l, h, head) {
     const bar = el("span", { class: "bar" }, el("span", { class: "bar-fill" }), el("span", { class: "bar-text" }));
     const name = `${l}.${head.head}`;
-    const button = el("button", { class: "head", type: "button", "data-place": `${l}.${h}`, "data-head": head.head, "aria-label": `Head ${name} ${head.about}` },
+    const button = el("button", { class: "head", "data-place": `${l}.${h}`, "data-head": head.head, "aria-label": `Head ${name} ${head.about}` },
       el("span", { class: "picture" }, el("canvas", { "aria-hidden": "true" })),
       el("span", { class: "caption" }, el("b", { text: name }), " ", el("span", { class: "trait", text: traitName(head).replaceAll(" + ", " +\n") })), bar);
     button.addEventListener("click", () => this.app.open(`${l}.${h}`));
@@ -59,7 +59,7 @@ class Atlas {
   get order() {
     const { sort, side } = this.app;
     if (sort !== "place") return ` Sorted by ${statName(sort)}, the highest first.`;
-    return side.manifest.layers.length > 1 ? " Layers run from top to bottom." : "";
+    return side.manifest.layers.length > 1 ? ` Layers run from top to bottom${this.columns > 1 ? ", column by column" : ""}.` : "";
   }
 
   // Scaled rows need less contrast.
@@ -68,11 +68,11 @@ class Atlas {
   }
 
   drawLegend() {
-    if (this.app.store.get("view") !== "atlas") return;
+    if (this.app.view !== "atlas") return;
     const { unit } = MEASURES[this.app.measure];
     const [left, rows] = [this.app.without ? " without the first token" : "", this.app.store.get("rows") ? ", relative to its row’s largest" : ""];
     const faint = this.body.querySelector("canvas.faint") ? "; faint: more than half is left out" : "";
-    fill(this.app.legend, legendOf(this.scale, `${unit}${left}${rows}${faint}`, this.app.dark));
+    fill(this.app.legend, legendOf(this.scale, `${unit}${left}${rows}${faint}`, this.app.dark), this.worth && legendOf(this.worth, "bars: importance; above 0, removing the head hurts", this.app.dark));
   }
 
   paintAll() {
@@ -118,6 +118,7 @@ class Atlas {
     this.body.classList.toggle("flat", sort !== "place");
     this.tell(null);
     this.fit();
+    this.tell(null); // in how many columns
     this.mark();
     this.paintAll();
   }
@@ -133,7 +134,7 @@ class Atlas {
     const parts = groups.map((cells, g) => shared
       ? el("div", { class: "group", role: "group", "aria-label": `key head ${g}` }, ...cells, el("span", { class: "bracket", text: `key head ${g}` }))
       : cells).flat();
-    const title = el("h3", { class: "layer-name", title: layer.name }, el("button", { type: "button", class: "plain", text: String(l), title: `Average of layer ${l}`, "aria-label": `Average of layer ${l}, ${layer.name}`, onclick: () => this.app.open(`${l}.*`) }));
+    const title = el("h3", { class: "layer-name", title: layer.name }, el("button", { class: "plain", text: String(l), title: `Average of layer ${l}`, "aria-label": `Average of layer ${l}, ${layer.name}`, onclick: () => this.app.open(`${l}.*`) }));
     return el("div", { class: "layer", role: "group", "aria-label": `Layer ${l}` }, title, el("div", { class: "heads" }, ...parts));
   }
 
@@ -143,7 +144,8 @@ class Atlas {
     const heads = Math.max(...manifest.layers.map((layer) => layer.heads.length));
     const layers = manifest.layers.length;
     this.fitted = this.root.clientWidth;
-    const [width, height] = [this.root.clientWidth || 800, Math.max(280, this.app.roomFor(this.body) - 16)];
+    const [width, stacked] = [this.root.clientWidth || 800, innerWidth > 480 && innerWidth <= 860];
+    const height = stacked ? Infinity : Math.max(280, this.app.roomFor(this.body) - 16); // stacked views scroll
     const shared = Math.max(...manifest.layers.map((layer) => layer.shared)) > 1;
     const bar = this.app.bars === "none" ? 0 : 16;
     const flat = this.app.sort !== "place";
@@ -163,6 +165,7 @@ class Atlas {
     this.root.classList.toggle("corner", corner && captions && !beside);
     this.root.classList.toggle("named", corner && side < ROOMY && !beside);
     this.root.style.setProperty("--thumb", `${Math.floor(clamp(side, SMALLEST, LARGEST))}px`);
+    this.columns = columns;
     const rows = Math.ceil(layers / columns);
     this.body.style.gridTemplateRows = flat ? "" : `repeat(${rows}, auto)`;
     if (!flat) Array.from(this.body.children, (layer, l) => layer.classList.toggle("uppermost", l % rows === 0)); // with the numbers of heads
@@ -171,20 +174,22 @@ class Atlas {
   color() {
     const name = this.app.bars;
     this.root.classList.toggle("colored", name !== "none");
+    this.worth = null;
     if (name === "none") return;
     const most = Math.max(...Array.from(this.cells.keys(), (place) => Math.abs(this.number(place)(name))), 1e-9);
     const worth = name === "importance";
-    const scale = worth ? new Scale("difference", this.app.contrast, most) : this.scale;
+    if (worth) this.worth = new Scale("difference", this.app.contrast, most);
+    this.root.classList.toggle("worth", worth);
+    const scale = this.worth || this.scale;
     for (const [place, cell] of this.cells) {
       const known = this.number(place)(name);
       const value = known ?? 0;
       const [filled, text] = [cell.querySelector(".bar-fill"), cell.querySelector(".bar-text")];
       const share = worth ? 1 : name === "distance" ? value / most : value;
-      filled.style.width = `${100 * clamp(share, 0, 1)}%`;
+      filled.style.setProperty("--share", clamp(share, 0, 1));
       filled.style.background = scale.color(worth ? value : share, this.app.dark);
       text.textContent = known === null ? "–" : name === "distance" ? value.toFixed(1) : worth ? (Math.abs(value) < 0.0005 ? "0" : signed(value)) : value.toFixed(2);
-      text.style.color = worth ? (scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb") : "";
-      text.style.background = worth ? "none" : "";
+      text.style.color = worth ? scale.letters(value, this.app.dark) : "";
     }
   }
 
@@ -199,18 +204,12 @@ class Atlas {
   // Mark the heads that attend most from a word, and its row in every picture; null clears.
   rank(found, query) {
     const { T } = this.app.side.manifest;
-    if (found) fill(this.told, `Framed: the ${Math.min(RANKED, found.length)} heads that ${this.app.taking}, besides the first token; the paler a head, the less. The line is the word’s row.`);
+    if (found) fill(this.told, `Framed: the ${Math.min(RANKED, found.length)} heads that ${this.app.taking}, besides the first token. The line is the word’s row.`);
     else if (this.root.classList.contains("ranking")) this.tell(null);
     this.root.classList.toggle("ranking", Boolean(found));
     this.body.style.setProperty("--row", `${(100 * ((query ?? 0) + 0.5)) / T}%`);
-    const places = new Map((found || []).map((one, i) => [one.place, { ...one, rank: i }]));
-    for (const [place, cell] of this.cells) {
-      const one = places.get(place);
-      cell.classList.toggle("top", Boolean(one && one.rank < RANKED));
-      cell.style.setProperty("--strength", found ? (0.25 + 0.75 * Math.sqrt(one ? one.weight : 0)).toFixed(2) : "1");
-      if (one && one.rank < RANKED) cell.dataset.weight = one.weight.toFixed(2).replace(/^0/, "");
-      else delete cell.dataset.weight;
-    }
+    const top = (found || []).slice(0, RANKED).map((one) => one.place);
+    for (const [place, cell] of this.cells) cell.classList.toggle("top", top.includes(place));
   }
 
   // Arrow keys move to the nearest picture in their direction.

@@ -30,18 +30,18 @@ class Scale {
     return `rgb(${table[at]} ${table[at + 1]} ${table[at + 2]})`;
   }
 
-  // Whether dark letters are easier to read on the color of this number.
-  bright(x, dark) {
+  // The color of letters on the color of this number.
+  letters(x, dark) {
     const at = 3 * Math.round(this.place(x));
     const table = this.ramp(dark);
-    return 0.299 * table[at] + 0.587 * table[at + 1] + 0.114 * table[at + 2] > 120;
+    return 0.299 * table[at] + 0.587 * table[at + 1] + 0.114 * table[at + 2] > 120 ? "#14181d" : "#f2f0eb";
   }
 
   // Numbers for a legend, far enough apart to be read.
   get ticks() {
     const { limit, octaves } = this;
     if (this.name === "ratio") return [2 ** -octaves, 2 ** -Math.round(octaves / 2), 1, 2 ** Math.round(octaves / 2), 2 ** octaves];
-    if (this.name === "difference") return [-limit, -limit / 4, 0, limit / 4, limit];
+    if (this.name === "difference") return [-limit, 0, limit];
     const kept = [limit];
     for (const share of [0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.001]) if (this.place(kept[0]) - this.place(share * limit) > 32 && this.place(share * limit) > 28) kept.unshift(share * limit);
     return [0, ...kept];
@@ -79,15 +79,19 @@ function paint(values, cols, rows, scale, dark) {
   return canvas;
 }
 
-// A legend: the color map with numbers below it, and what they are.
-function legendOf(scale, name, dark) {
-  const canvas = el("canvas", { class: "legend-ramp", "aria-hidden": "true" });
-  [canvas.width, canvas.height] = [256, 1];
+function rampOf(scale, dark) {
+  const canvas = el("canvas", { class: "legend-ramp", "aria-hidden": "true", width: 256, height: 1 });
   const [context, table] = [canvas.getContext("2d"), scale.ramp(dark)];
   for (let i = 0; i < 256; i++) {
     context.fillStyle = `rgb(${table[3 * i]} ${table[3 * i + 1]} ${table[3 * i + 2]})`;
     context.fillRect(i, 0, 1, 1);
   }
+  return canvas;
+}
+
+// A legend: the color map with numbers below it, and what they are.
+function legendOf(scale, name, dark) {
+  const canvas = rampOf(scale, dark);
   const ticks = scale.ticks.map((tick) => {
     const mark = el("span", { class: "tick", text: scale.tickText(tick) });
     mark.style.left = `${(100 * scale.place(tick)) / 255}%`;

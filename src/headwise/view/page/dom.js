@@ -18,6 +18,13 @@ function fill(parent, ...children) {
   return parent;
 }
 
+// Buttons of which one is chosen, each with its name, its text and what it does.
+const radios = (kind, label, chosen, choices, choose) => el("div", { class: `segments ${kind}`, role: "radiogroup", "aria-label": label }, ...choices.map(([name, text, title]) =>
+  el("button", { role: "radio", "aria-checked": String(name === chosen), text, title, onclick: () => choose(name) })));
+
+const soft = (text) => el("span", { class: "soft", text });
+const icon = (text, label, onclick, title = label) => el("button", { class: "icon", text, "aria-label": label, title, onclick });
+
 // A canvas with one pixel per screen pixel.
 function sharpen(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
@@ -36,6 +43,15 @@ function tracked(answer) {
   awaited.count++;
   answer.then(done, done);
   return answer;
+}
+
+// Draw before the next frame, once; on paper at once.
+function nextFrame(picture) {
+  if (picture.app.printing) return picture.draw();
+  picture.frame ||= requestAnimationFrame(() => {
+    picture.frame = 0;
+    picture.draw();
+  });
 }
 
 const prefersStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

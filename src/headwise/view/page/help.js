@@ -7,19 +7,18 @@ const HELP = [
   ["Text", [["arrows", "move among words"], ["Enter", "keep a word"]]],
 ];
 
-const percentOf = (share) => `${Math.round(100 * share)} %`;
 const TERMS = [
   ["Weight", "the share of its attention that a token (the query) gives to another (the key). The weights of a row sum to 1. They show where a head attends, not what the model uses."],
   ["Pictures", "every row is a token, every column a token that it may attend to. No ink means a weight of 0; more ink means more weight."],
-  ["Scaled rows", "in the small pictures, each row is scaled to its largest value, so that patterns show even where attention is spread thin."],
-  ["Many weights in a pixel", "are summed over keys and averaged over queries, so that a row of pixels sums to 1 at every zoom and thin stripes never fade."],
+  ["Scaled rows", "in the small pictures, each row is scaled to its largest value, so that patterns show."],
+  ["Many weights in a pixel", "are summed over keys and averaged over queries, so that a row of pixels sums to 1 at every zoom."],
   ["First token", "many heads attend to it when they have nothing to do. “Without first token” leaves it out of all pictures and of the table, and scales the other weights of a row up to sum to 1. The lists of words and heads always give the weights themselves."],
   ["× uniform", "the weight times the number of tokens that may be attended to: 1 is uniform attention."],
   ["What weights carry", "a weight on a token that passes nothing on does nothing. “Weights × what they carry” multiplies each weight by the size of the value it reads, after the output projection."],
   ["Contribution", "the share of what a head writes at a token that comes from each attended token. The shares of a row sum to 1; a negative one pulls the other way."],
   ["Importance", "what removing a head adds to the loss. Below 0, the head does harm on this text."],
-  ["Contrast", "how strongly small weights are inked. It changes colors only; the legend follows."],
-  ["Sink", `a head that puts ${percentOf(SHARED.sink)} or more on the first token, on average. “Sink + broad” is a sink whose other attention is broad.`],
+  ["Contrast", "how strongly small weights are inked."],
+  ["Sink", `a head that puts ${100 * SHARED.sink} % or more on the first token, on average. “Sink + broad” is a sink whose other attention is broad.`],
   ["Second sink", "a head that keeps attending to one other token, whatever the query."],
   ["Induction", "attends to what followed an earlier copy of the token, where there is one."],
   ["Local", `attends within ${SHARED.near} tokens.`],

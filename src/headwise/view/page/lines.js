@@ -16,7 +16,7 @@ class Lines {
     this.root = el("section", { class: "lines", "aria-label": "The text with lines" }, this.bar, this.told, this.box);
     this.rows = new Map();
     this.at = null;
-    this.line = CLOSE;
+    [this.line, this.shift] = [CLOSE, 0];
     this.listen();
     new ResizeObserver(() => this.draw()).observe(this.box);
   }
@@ -60,35 +60,47 @@ class Lines {
     requestAnimationFrame(() => this.fit());
   }
 
-  // As high as the window allows, and words as far apart.
+  // As high as the window allows, and words as far apart. On paper, whole rows, and which they are.
   fit() {
     if (!this.root.isConnected) return;
     const { manifest } = this.app.side;
     const [room, words] = [Math.max(320, this.app.roomFor(this.box) - 16), Math.max(manifest.T, manifest.S)];
     this.line = clamp(Math.floor((room - 18) / words), CLOSE, WIDE);
     this.inner.style.height = `${words * this.line}px`;
-    this.box.style.height = `${Math.min(room, words * this.line + 18)}px`;
+    const [{ top }, rows] = [this, Math.floor(room / this.line)];
+    const part = this.app.printing && rows < words;
+    const first = Math.min(Math.floor(top / this.line), words - rows);
+    this.box.style.height = `${part ? rows * this.line + 2 : Math.min(room, words * this.line + 18)}px`;
+    this.shift = part ? first * this.line : 0;
+    this.inner.style.top = `${-this.shift}px`;
+    this.box.scrollTop = part ? 0 : top;
+    this.told.dataset.rows = part ? ` Words ${count(first)}–${count(first + rows - 1)} of ${count(words)}.` : "";
     this.draw();
+  }
+
+  recolor() {
+    this.drawLegend();
+    this.fit();
   }
 
   toolbar() {
     const { app } = this;
     const { manifest } = app.side;
     const subject = app.subject();
-    const title = el("h2", { class: "subject" }, el("b", { text: subject.title(manifest) }), el("span", { class: "soft", text: ` ${subject.about(manifest)}` }));
+    const title = el("h2", { class: "subject" }, el("b", { text: subject.title(manifest) }), soft(` ${subject.about(manifest)}${app.stage.minus ? `; only the map compares it with ${app.stage.named(app.stage.minus)}` : ""}`));
     fill(this.bar, el("div", { class: "bar-line" }, app.stage.backButton(), title, app.stage.stepButtons()));
   }
 
   drawLegend() {
     const { app } = this;
     const left = app.without ? " without the first token" : "";
-    const mark = left && this.span === 1 ? ". −40 %: share left out, from 1 %" : "";
+    const mark = left && this.span === 1 ? ". Percent beside a word: the share left out" : "";
     const lines = this.span > 1 ? `. A bar is a group of ${count(this.span)} words, a line what one group gives another on average: this file has no numbers of single tokens here` : `. Lines start at ${FAINTEST}; a word that you point at has all`;
     fill(app.legend, legendOf(app.scale(), `${MEASURES[app.measure].unit}${left}${lines}${mark}`, app.dark));
   }
 
   show(at) {
-    if (at !== this.at && at !== null && this.app.store.get("view") === "words") this.box.setAttribute("aria-label", `${wordOf(this.app.side.manifest.labels[at], 24)}, ${at}`);
+    if (at !== this.at && at !== null && this.app.view === "words") this.box.setAttribute("aria-label", `${wordOf(this.app.side.manifest.labels[at], 24)}, ${at}`);
     this.at = at;
     this.tell();
     this.draw();
@@ -97,12 +109,12 @@ class Lines {
   async tell() {
     const { app, at } = this;
     const { manifest } = app.side;
-    if (at === null) return fill(this.told, el("span", { class: "soft", text: `Left: the ${this.span > 1 ? "groups of words" : "words"} that attend. Right: those that they attend to. Point at a word to see its lines alone.` }));
+    if (at === null) return fill(this.told, soft(`Left: the ${this.span > 1 ? "groups of words" : "words"} that attend. Right: those that they attend to. Point at a word to see its lines alone.`));
     const row = await this.row(at);
     if (at !== this.at || !row) return undefined;
     const best = row.keys.map((key, i) => [key, row.weights[i]]).slice(0, 3);
-    return fill(this.told, el("bdi", { class: "token to-word", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: row.span > 1 ? ` is one of ${groupText(at - (at % row.span), row.span, manifest.T)}, which attend on average to ` : " attends to " }),
-      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? groupText(key, row.span, manifest.S) : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(digitsOf(row.errors?.[i], 2)).replace("-", "−")}` })]), el("span", { class: "soft", text: leftOut(row) && ` of what is left without the first token (−${leftOut(row)})` }));
+    return fill(this.told, el("bdi", { class: "token to-word", text: wordOf(manifest.labels[at], 24) }), soft(row.span > 1 ? ` is one of ${groupText(at - (at % row.span), row.span, manifest.T)}, which attend on average to ` : " attends to "),
+      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? groupText(key, row.span, manifest.S) : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(digitsOf(row.errors?.[i], 2)).replace("-", "−")}` })]), soft(leftOut(row) && ` of what is left without the first token (−${leftOut(row)})`));
   }
 
   // The row of a query, without the first token if that is asked for.
@@ -116,10 +128,15 @@ class Lines {
     return this.rows.get(query);
   }
 
+  // Where the view begins: paper does not scroll.
+  get top() {
+    return this.box.scrollTop + this.shift;
+  }
+
   // The words in view, and their lines.
   draw() {
     const { manifest } = this.app.side;
-    const [top, height, width] = [this.box.scrollTop, this.box.clientHeight, this.inner.clientWidth];
+    const [top, height, width] = [this.top, this.box.clientHeight, this.inner.clientWidth];
     if (!height || !this.root.isConnected) return;
     const [first, last] = [Math.max(0, Math.floor(top / this.line) - 2), Math.min(Math.max(manifest.T, manifest.S), Math.ceil((top + height) / this.line) + 2)];
     this.column(this.left, manifest.labels, "from", first, last);
@@ -136,18 +153,11 @@ class Lines {
       if (made && made.found !== undefined) this.curve(context, made.found, query, top, room, weights);
       else {
         waiting++;
-        this.row(query).then(() => this.soon());
+        this.row(query).then(() => nextFrame(this));
       }
     }
     this.shade(weights);
     this.drawn = waiting === 0;
-  }
-
-  soon() {
-    this.frame ||= requestAnimationFrame(() => {
-      this.frame = 0;
-      this.draw();
-    });
   }
 
   // Those whose lines are drawn; of a group, the first.
@@ -193,17 +203,21 @@ class Lines {
     const { manifest } = this.app.side;
     const [first, last] = this.window();
     const room = 420;
-    context.font = `15px ${colors.font}`;
     context.textBaseline = "middle";
-    for (const [labels, x, align] of [[manifest.labels, 180, "right"], [manifest.keyLabels, 200 + room, "left"]]) {
-      context.textAlign = align;
-      context.fillStyle = colors.ink;
-      for (const i of range(first, Math.min(last, labels.length))) context.fillText(wordOf(labels[i], 18), x, (i - first + 0.5) * this.line);
-    }
+    const write = (text, x, at, size, color) => {
+      [context.font, context.fillStyle] = [`${size}px ${colors.font}`, color];
+      context.fillText(text, x, (at - first + 0.5) * this.line);
+      return context.measureText(text).width;
+    };
+    for (const [labels, x, align] of [[manifest.labels, 180, "right"], [manifest.keyLabels, 200 + room, "left"]])
+      for (const i of range(first, Math.min(last, labels.length))) {
+        context.textAlign = align;
+        const wide = write(wordOf(labels[i], 18), x, i, 15, colors.ink);
+        const left = align === "right" && leftOut(this.rows.get(i)?.found);
+        if (left) write(`−${left}`, x - wide - 8, i, 11, colors.soft);
+      }
     context.save();
     context.translate(190, 0);
-    [context.textAlign, context.fillStyle, context.font] = ["right", colors.soft, `11px ${colors.font}`];
-    for (const word of this.left.children) if (word.dataset.left) context.fillText(word.dataset.left, -130, (word.dataset.i - first + 0.5) * this.line);
     for (const query of this.queries(first, last)) this.curve(context, this.rows.get(query)?.found, query, first * this.line, room, new Map());
     context.restore();
   }
@@ -211,8 +225,8 @@ class Lines {
   // The rows in view, and the size of their picture.
   window() {
     const { manifest } = this.app.side;
-    const first = Math.floor(this.box.scrollTop / this.line);
-    return [first, Math.min(Math.max(manifest.T, manifest.S), Math.ceil((this.box.scrollTop + this.box.clientHeight) / this.line))];
+    const first = Math.floor(this.top / this.line);
+    return [first, Math.min(Math.max(manifest.T, manifest.S), Math.ceil((this.top + this.box.clientHeight) / this.line))];
   }
 
   get size() {
@@ -243,7 +257,7 @@ class Lines {
     for (const word of this.right.children) {
       const weight = weights.get(Number(word.dataset.i)) || 0;
       word.style.background = weight ? scale.color(weight, this.app.dark) : "";
-      word.style.color = weight ? (scale.bright(weight, this.app.dark) ? "#14181d" : "#f2f0eb") : "";
+      word.style.color = weight ? scale.letters(weight, this.app.dark) : "";
     }
   }
 }

@@ -9,11 +9,11 @@ function show(root, manifest, source, against = null) {
 }
 
 function sideOf({ manifest, sections }) {
-  return { manifest, source: new EmbeddedSource(manifest, new Sections(sections)) };
+  return { manifest, name: manifest.name, source: new EmbeddedSource(manifest, new Sections(sections)) };
 }
 
 const data = document.getElementById("headwise-data");
-window.headwise = { show, sideOf, EmbeddedSource, Sections, Reach, wordOf, Scale };
+window.headwise = { show, sideOf, EmbeddedSource, Sections, Reach, wordOf, weightText, Scale };
 if (data) {
   const [side, other] = JSON.parse(data.textContent).map(sideOf);
   show(document.getElementById("headwise"), side.manifest, side.source, other);

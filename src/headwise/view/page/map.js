@@ -1,5 +1,7 @@
 // One head's map on a canvas: tiles, hatching over hidden pairs, words if there is room, and numbers along the edges.
 
+const LEAST = 610; // pixels of the height of a map in a wide window
+
 class HeadMap {
   constructor(app, view, asked) {
     Object.assign(this, { app, view, asked, cursor: null, frame: 0, drawn: 0 });
@@ -51,9 +53,9 @@ class HeadMap {
     if (!width) return;
     const small = width < 560;
     this.pads = { left: small ? 88 : 104, top: small ? 104 : 118, right: small ? 66 : 112, bottom: 12 };
-    // A map that fills the width leaves no empty space below it; its lower edge is in the window.
+    // A map that fills the width leaves no empty space below it; its lower edge is in the window, if that is high enough.
     const needed = ((width - this.pads.left - this.pads.right) * this.view.T) / this.view.S + this.pads.top + this.pads.bottom;
-    const height = Math.round(Math.max(300, Math.min(needed, small ? 0.7 * innerHeight : this.app.roomFor(this.root) - 14)));
+    const height = Math.round(Math.max(300, Math.min(needed, small ? 0.7 * innerHeight : Math.max(LEAST, this.app.roomFor(this.root) - 14))));
     this.root.style.height = `${height}px`;
     [this.width, this.height] = [width, height];
     this.view.resize(Math.max(40, width - this.pads.left - this.pads.right), Math.max(40, height - this.pads.top - this.pads.bottom));
@@ -62,11 +64,7 @@ class HeadMap {
   }
 
   redraw() {
-    if (this.frame) return;
-    this.frame = requestAnimationFrame(() => {
-      this.frame = 0;
-      this.draw();
-    });
+    nextFrame(this);
   }
 
   draw() {
@@ -147,7 +145,7 @@ class HeadMap {
       if ((this.reach && !this.reach.sees(query, key, 1)) || (this.kind === "rest" && key === manifest.first)) return;
       const value = this.tiles.value(query, key) ?? this.exact?.value(query, key) ?? null;
       if (value === null) return;
-      context.fillStyle = this.scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb";
+      context.fillStyle = this.scale.letters(value, this.app.dark);
       context.fillText(this.figure(value, this.error?.(query, key, value)), x + view.scale / 2, y + view.scale / 2);
     });
   }
@@ -198,7 +196,7 @@ class HeadMap {
     context.font = `${words ? 12 : 11}px ${colors.font}`;
     context.textBaseline = "middle";
     const text = (token, at, room, letters = 11) => { // as many letters as there is room for
-      const found = words ? `${wordOf(token, letters)} ${at}` : String(at);
+      const found = words ? `${wordOf(token, letters)} ${count(at)}` : count(at);
       return letters > 2 && context.measureText(found).width > room ? text(token, at, room, letters - 1) : found;
     };
     const place = (at) => (words ? at + 0.5 : at + Math.min(every / 2, 0.5));
@@ -272,7 +270,7 @@ class HeadMap {
     context.fillStyle = colors.ink;
     context.font = `12px ${colors.font}`;
     [context.textAlign, context.textBaseline] = ["left", "top"];
-    const name = this.app.stage.shown.length > 1 ? `${this.subject.title(manifest)}: ` : ""; // of two maps, which
+    const name = this.app.stage.shown.length > 1 ? `${this.app.stage.named(this.subject)}: ` : ""; // of two maps, which
     context.fillText(`${name}${name ? "key →" : "key (attended token) →"}`, 0, -pads.top + 2);
     context.save();
     context.translate(-pads.left + 12, plot.height);

@@ -174,8 +174,8 @@ class Reading {
     if (!manifest.pairs.length) return null;
     const but = manifest.keys ? "the first token" : "the first, the previous and the same token";
     return el("div", { class: "pairs" }, el("h3", { text: "Largest attention weights of all heads" }), el("p", { class: "soft note", text: `besides ${but}; each pair of words once${this.app.without ? "; all tokens count" : ""}` }), el("ul", {}, ...manifest.pairs.map((pair) =>
-      el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.openPair(pair) },
-        el("span", { class: "pair-words" }, this.placed(manifest.labels, pair.query), " → ", this.placed(manifest.keyLabels, pair.key)), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), el("span", { class: "soft", text: ` head ${pair.layer}.${pair.head}` }))))));
+      el("li", {}, el("button", { class: "pair", onclick: () => this.app.openPair(pair) },
+        el("span", { class: "pair-words" }, this.placed(manifest.labels, pair.query), " → ", this.placed(manifest.keyLabels, pair.key)), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), soft(` head ${pair.layer}.${pair.head}`))))));
   }
 
   // A word and its position, which tells it from other copies.
@@ -187,7 +187,7 @@ class Reading {
   tell(at, subject, row, column, ranking) {
     const { manifest } = this.app.side;
     const locked = this.app.locked() === at;
-    const title = el("p", { class: "details-title" }, el("bdi", { class: "token", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: ` ${at}${this.numberOf?.(at) ?? ""} · ${subject.title(manifest).toLowerCase()} · ${locked ? "kept; click it again to let go" : "click to keep"}` }), this.repeats(at));
+    const title = el("p", { class: "details-title" }, el("bdi", { class: "token", text: wordOf(manifest.labels[at], 24) }), soft(` ${count(at)}${this.numberOf?.(at) ?? ""} · ${subject.title(manifest).toLowerCase()} · ${locked ? "kept; click it again to let go" : "click to keep"}`), this.repeats(at));
     const none = (text) => el("p", { class: "soft", text });
     const list = (names, places, { weights, errors, whole, span = 1 }) => el("ol", { class: "list" }, ...weights.slice(0, 5).map((weight, i) => this.line(names, places[i], weight, span, errors?.[i])), whole === false && span === 1 ? el("li", { class: "soft", text: "from the 8 largest weights of each row" }) : null);
     if (!row) return fill(this.note, title, none("The numbers of this average are not in the file."), this.ranked(ranking, at));
@@ -201,7 +201,7 @@ class Reading {
   ranked(ranking, at) {
     if (!ranking?.length) return null;
     const { manifest } = this.app.side;
-    const open = ({ place, key, weight, error, span }) => el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.store.set({ head: place }) },
+    const open = ({ place, key, weight, error, span }) => el("li", {}, el("button", { class: "pair", onclick: () => this.app.store.set({ head: place }) },
       el("b", { text: new Subject(0, ...place.split(".").map(Number)).name(manifest) }), " → ", el("bdi", { text: span > 1 ? groupText(key, span, manifest.S) : wordOf(manifest.keyLabels[key], 16) }), span > 1 ? null : el("span", { class: "soft place", text: ` ${count(key)}` }), el("span", { class: "figure", text: weight.toFixed(digitsOf(error, 2)) })));
     return el("div", { class: "ranked" }, el("h3", { text: `Heads that ${this.app.taking}, besides the first token` }), ranking[0].span > 1 ? el("p", { class: "soft note", text: averageText(ranking[0].span, at, manifest.T) }) : null, el("ol", {}, ...ranking.slice(0, RANKED).map(open)));
   }
@@ -210,7 +210,7 @@ class Reading {
     const name = span > 1 ? `${wordOf(names[place], 10)} … ${wordOf(names[Math.min(names.length, place + span) - 1], 10)}` : wordOf(names[place], 16);
     const bar = el("span", { class: "line-bar" });
     bar.style.setProperty("--share", `${100 * clamp(weight, 0, 1)}%`);
-    return el("li", {}, bar, el("span", { class: "line-text" }, el("bdi", { text: name }), el("span", { class: "soft", text: ` ${place}` })), el("span", { class: "figure", text: weightText(weight, error) }));
+    return el("li", {}, bar, el("span", { class: "line-text" }, el("bdi", { text: name }), soft(` ${count(place)}`)), el("span", { class: "figure", text: weightText(weight, error) }));
   }
 
   repeats(at) {
@@ -219,7 +219,7 @@ class Reading {
     tokens.forEach((token, i) => token === tokens[at] && i !== at && others.push(i));
     if (!others.length) return null;
     const next = others.find((i) => i > at) ?? others[0];
-    return el("button", { type: "button", class: "chip", text: `${plural(others.length, "more time")} ↷`, title: "Go to the next occurrence", onclick: () => this.go(next) });
+    return el("button", { class: "chip", text: `${plural(others.length, "more time")} ↷`, title: "Go to the next occurrence", onclick: () => this.go(next) });
   }
 
   go(i) {

@@ -36,7 +36,7 @@ class Saving {
   }
 
   get view() {
-    return this.app.store.get("view");
+    return this.app.view;
   }
 
   get name() {
@@ -83,11 +83,7 @@ class Saving {
     draw(context);
     context.restore();
     y += height + 8;
-    const table = scale.ramp(app.dark);
-    for (let i = 0; i < 256; i++) {
-      context.fillStyle = `rgb(${table[3 * i]} ${table[3 * i + 1]} ${table[3 * i + 2]})`;
-      context.fillRect(12 + i, y, 1.5, 9);
-    }
+    context.drawImage(rampOf(scale, app.dark), 12, y, 256, 9);
     context.fillStyle = colors.soft;
     context.font = `11px ${colors.font}`;
     context.textAlign = "center";

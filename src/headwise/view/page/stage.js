@@ -24,11 +24,24 @@ class Stage {
     return Subject.parse(this.app.store.get("with"), this.app.sides);
   }
 
+  // How two heads are compared: those of texts of different length have no difference.
+  get way() {
+    const { minus } = this;
+    const show = this.app.store.get("show");
+    return !minus ? "a" : show === "difference" && !this.sameSize(minus) ? "both" : show;
+  }
+
   // The names of the two heads whose difference is shown; null if none is.
   get difference() {
     const { minus, app } = this;
-    if (!minus || !this.sameSize(minus) || app.store.get("show") !== "difference") return null;
-    return `${app.subject().name(app.side.manifest)} minus ${minus.name(app.sides[minus.side].manifest)}${minus.side ? " of the other" : ""}`;
+    if (this.way !== "difference") return null;
+    return `${app.subject().name(app.side.manifest)} minus ${this.named(minus)}`;
+  }
+
+  // A subject, with the other text or model that it is of.
+  named(subject) {
+    const side = this.app.sides[subject.side];
+    return `${subject.side ? `${side.name}: ` : ""}${subject.name(side.manifest)}`;
   }
 
   build() {
@@ -44,9 +57,7 @@ class Stage {
     const subject = app.subject();
     const { kind } = app;
     if (!(changed?.has("contrast") && changed.size === 1)) this.toolbar(subject, minus, kind); // the slider keeps the focus
-    const comparable = minus && this.sameSize(minus);
-    const show = !minus ? "a" : comparable ? app.store.get("show") : app.store.get("show") === "b" ? "b" : "both";
-    const wanted = { a: [[subject, null]], b: [[minus, null]], difference: [[subject, minus]], both: [[subject, null], [minus, null]] }[show] || [[subject, minus]];
+    const wanted = { a: [[subject, null]], b: [[minus, null]], difference: [[subject, minus]], both: [[subject, null], [minus, null]] }[this.way] || [[subject, minus]];
     this.arrange(wanted.length);
     wanted.forEach(([who, than], i) => this.showMap(this.shown[i], who, than, kind));
     this.view.limit = Math.min(...wanted.flat().filter(Boolean).map((who) => this.closest(who, kind)));
@@ -76,12 +87,12 @@ class Stage {
     for (const map of this.shown) {
       new Gestures(map, {
         moved: () => this.moved(),
-        point: (cell) => this.point(cell),
-        choose: (cell) => this.app.lock(cell.query === this.app.locked() ? null : cell.query),
+        point: (cell) => this.point(cell, map),
+        choose: (cell) => map.subject.side || this.app.lock(cell.query === this.app.locked() ? null : cell.query),
       });
     }
     fill(this.maps, ...this.shown.map((map) => map.root));
-    this.root.classList.toggle("pair", howMany > 1);
+    this.root.classList.toggle("both", howMany > 1);
   }
 
   // Two texts of different length have separate windows.
@@ -112,13 +123,14 @@ class Stage {
     this.remember();
   }
 
-  point(cell) {
+  // The words beside the map are those of the first text.
+  point(cell, map = this.shown[0]) {
     for (const map of this.shown) {
       map.cursor = cell;
       map.redraw();
     }
-    this.tell(cell);
-    if (this.app.locked() === null) this.app.pointAt(cell ? cell.query : null, true);
+    this.tell(cell, map === this.shown[1] || undefined);
+    if (this.app.locked() === null) this.app.pointAt(cell && !map.subject.side ? cell.query : null, true);
   }
 
   redraw() {
@@ -131,10 +143,10 @@ class Stage {
 
   // Controls.
 
-  // What the first map shows, and what its numbers are compared with.
-  compared() {
+  // What a map shows, and what its numbers are compared with.
+  compared(second = this.way === "b") {
     const pair = [this.app.subject(), this.minus];
-    return this.minus && this.app.store.get("show") === "b" ? pair.reverse() : pair;
+    return second ? pair.reverse() : pair;
   }
 
   toolbar(subject, minus, kind) {
@@ -143,32 +155,30 @@ class Stage {
     const { difference } = this;
     const drawn = this.compared()[0];
     const its = app.sides[drawn.side].manifest;
-    const title = el("h2", { class: "subject" }, el("b", { text: difference ? `Heads ${difference}` : drawn.title(its) }), el("span", { class: "soft", text: difference ? "" : ` ${drawn.about(its)}` }));
+    const title = el("h2", { class: "subject" }, el("b", { text: difference ? `Heads ${difference}` : drawn.title(its) }), soft(difference ? "" : ` ${drawn.about(its)}`));
     this.offered = String(app.kinds);
     app.control();
     const average = this.chooser("Show", subject.id, this.averages(subject), (value) => app.store.set({ head: value }));
     const compare = this.chooser("Compare with", minus ? minus.id : "", this.others(), (value) => app.store.set({ with: value }));
-    const ways = minus && el("div", { class: "segments", role: "radiogroup", "aria-label": "How to compare" }, ...[["difference", "Difference"], ["both", "Side by side"], ["a", "This"], ["b", "Other"]]
-      .filter(([name]) => name !== "difference" || this.sameSize(minus))
-      .map(([name, text]) => el("button", { type: "button", role: "radio", "aria-checked": String(app.store.get("show") === name), text, onclick: () => app.store.set({ show: name }) })));
+    const ways = minus && radios("ways", "How to compare", this.way, [["difference", "Difference"], ["both", "Side by side"], ["a", "This"], ["b", "Other"]].slice(this.sameSize(minus) ? 0 : 1), (show) => app.store.set({ show }));
     this.zooms = {
-      out: el("button", { type: "button", class: "icon", text: "−", "aria-label": "Zoom out", onclick: () => this.zoom(0.5) }),
-      in: el("button", { type: "button", class: "icon", text: "+", "aria-label": "Zoom in", onclick: () => this.zoom(2) }),
-      all: el("button", { type: "button", class: "icon", text: "⤢", "aria-label": "Show the whole map", title: "Whole map  0", onclick: () => this.whole() }),
+      out: icon("−", "Zoom out", () => this.zoom(0.5)),
+      in: icon("+", "Zoom in", () => this.zoom(2)),
+      all: icon("⤢", "Show the whole map", () => this.whole(), "Whole map  0"),
     };
     const zoom = el("span", { class: "steps" }, ...Object.values(this.zooms));
     fill(this.bar, el("div", { class: "bar-line" }, this.backButton(), title, zoom, this.stepButtons()), el("div", { class: "bar-line controls" }, average, compare, ways));
   }
 
   backButton() {
-    return el("button", { type: "button", class: "plain back", text: "← All heads", title: "Escape", onclick: () => this.app.store.set({ view: "atlas" }) });
+    return el("button", { class: "plain back", text: "← All heads", title: "Escape", onclick: () => this.app.store.set({ view: "atlas" }) });
   }
 
   stepButtons() {
     const { app } = this;
     return el("span", { class: "steps" },
-      el("button", { type: "button", class: "icon", text: "‹", "aria-label": "Previous head", title: "Previous head  [", onclick: () => app.step(-1) }),
-      el("button", { type: "button", class: "icon", text: "›", "aria-label": "Next head", title: "Next head  ]", onclick: () => app.step(1) }));
+      icon("‹", "Previous head", () => app.step(-1), "Previous head  ["),
+      icon("›", "Next head", () => app.step(1), "Next head  ]"));
   }
 
   // Whether every weight has at least a pixel, however far one zooms out.
@@ -214,17 +224,18 @@ class Stage {
   }
 
   others() {
-    const found = [["", "nothing"]];
+    const found = [];
+    const same = `b:${this.app.subject().id}`;
     this.app.sides.forEach((side, i) => {
       const before = i ? "b:" : "";
-      const named = this.app.sides.length > 1 ? (i ? `${side.name || side.manifest.title || "the other"}: ` : "this: ") : "";
+      const named = i ? `${side.name}: ` : "";
       side.manifest.layers.forEach((layer, l) => {
         layer.heads.forEach((head, h) => found.push([`${before}${l}.${h}`, `${named}${l}.${head.head}  ${traitName(head)}`]));
         found.push([`${before}${l}.*`, `${named}average of layer ${l}`]);
       });
       found.push([`${before}*.*`, `${named}average of all heads`]);
     });
-    return found;
+    return [["", "nothing"], ...found.filter(([id]) => id === same), ...found.filter(([id]) => id !== same)];
   }
 
   chooser(label, value, options, choose) {
@@ -234,13 +245,13 @@ class Stage {
   }
 
   // What is known about the pair under the cursor.
-  async tell(cell) {
+  async tell(cell, second) {
     const turn = (this.turn = (this.turn || 0) + 1);
     const { app } = this;
-    const [drawn, than] = this.compared();
+    const [drawn, than] = this.compared(second);
     const { manifest } = app.sides[drawn.side];
     if (!cell || cell.query >= manifest.T || cell.key >= manifest.S) {
-      fill(this.info, el("span", { class: "soft", text: "Point at the map. Zoom with the wheel, a pinch, or + and −. Move by dragging or with the arrow keys." }));
+      fill(this.info, soft("Point at the map. Zoom with the wheel, a pinch, or + and −. Move by dragging or with the arrow keys."));
       return;
     }
     const [found, other] = await tracked(Promise.all([app.data.cell(drawn, cell.query, cell.key, app.kind), than && this.sameSize(this.minus) ? app.data.cell(than, cell.query, cell.key, app.kind) : null]));
@@ -271,34 +282,36 @@ class Stage {
   }
 
   words(cell, manifest, hidden) {
-    const word = (token, at, kind) => el("span", { class: kind }, el("bdi", { class: "token", text: wordOf(token, 18) }), el("span", { class: "soft", text: ` ${count(at)}` }));
-    return [word(manifest.labels[cell.query], cell.query, "to-word"), el("span", { class: "soft", text: hidden ? " may not attend to " : " attends to " }), word(manifest.keyLabels[cell.key], cell.key, "from-word")];
+    const word = (token, at, kind) => el("span", { class: kind }, el("bdi", { class: "token", text: wordOf(token, 18) }), soft(` ${count(at)}`));
+    return [word(manifest.labels[cell.query], cell.query, "to-word"), soft(hidden ? " may not attend to " : " attends to "), word(manifest.keyLabels[cell.key], cell.key, "from-word")];
   }
 
   figures(found, other) {
-    const figure = (text, name) => el("span", { class: "fact" }, el("b", { text }), el("span", { class: "soft", text: ` ${name}` }));
-    if (!found) return el("span", { class: "facts" }, el("span", { class: "soft", text: "This file has no single numbers here, only the picture." }));
+    const figure = (text, name) => el("span", { class: "fact" }, el("b", { text }), soft(` ${name}`));
+    if (!found) return el("span", { class: "facts" }, soft("This file has no single numbers here, only the picture."));
     if (found.span) return el("span", { class: "facts" }, figure(found.kind === "uniform" ? timesText(found.sum, found.error) : shareText(found.sum, this.app.measure, found.error), `${this.pooled(found)}. This file has no single numbers here.`));
-    if (found.hidden) return el("span", { class: "facts" }, el("span", { class: "soft", text: "hidden by the mask, so the weight is 0" }));
-    if (found.weight === null) return el("span", { class: "facts" }, figure(`≤ ${weightText(found.below)}`, "not among the 8 largest of its row; only those are in the file"));
+    if (found.hidden) return el("span", { class: "facts" }, soft("hidden by the mask, so the weight is 0"));
+    if (found.weight === null) return el("span", { class: "facts" }, figure(weightText(found.below).replace(/^(?!<)/, "≤ "), "not among the 8 largest of its row; only those are in the file"));
     const { measure, kind } = this.app;
-    const rest = kind === "rest" && found.rest !== undefined ? [figure(shareText(found.rest, measure, found.restError), "without the first token, as drawn")] : [];
+    const drawn = (one) => (kind === "uniform" ? [one.weight * one.visible, (one.error || 0) * one.visible] : kind === "rest" && one.rest !== undefined ? [one.rest, one.restError] : [one.weight, one.error]);
+    const text = (...number) => (kind === "uniform" ? timesText(...number) : shareText(number[0], measure, number[1]));
+    const [mine, error = 0] = drawn(found);
+    const rest = [];
+    if (other && other.weight !== null) {
+      const [its, itsError = 0] = drawn(other);
+      rest.push(figure(signed(mine - its, error + itsError), this.difference ? `difference, as drawn (${text(mine, error)} here, ${text(its, itsError)} there)` : `${mine < its ? "less" : "more"} than the other’s ${text(its, itsError)}`));
+    }
+    if (kind === "rest" && found.rest !== undefined && !this.difference) rest.unshift(figure(text(mine, error), "without the first token, as drawn"));
     const plain = [figure(weightText(found.weight, found.error), kind === "rest" ? "weight, where all tokens count" : "weight"), figure(timesText(found.weight * found.visible, (found.error || 0) * found.visible), "uniform attention")];
     const facts = measure === "weights" ? [...rest, ...(kind === "uniform" ? plain.reverse() : plain), ...this.rank(found)] : [...rest, figure(shareText(found.weight, measure, found.error), MEASURES[measure].short), ...((found.plain ?? null) === null ? [] : [figure(weightText(found.plain, found.plainError), "weight")])];
     if (Number.isFinite(found.logit)) facts.push(figure(minusSign(found.logit.toFixed(2)), "logit"));
-    if (other && other.weight !== null) {
-      const drawn = rest.length && other.rest !== undefined;
-      const [[mine, error], [its, itsError]] = [found, other].map((one) => (drawn ? [one.rest, one.restError || 0] : [one.weight, one.error || 0]));
-      facts.push(figure(signed(mine - its, error + itsError), `${mine < its ? "less" : "more"} than the other’s ${weightText(its, itsError)}`));
-    }
-    const made = el("span", { class: "facts", "data-weight": found.weight, "data-logit": found.logit }, ...facts);
-    return made;
+    return el("span", { class: "facts", "data-weight": found.weight, "data-logit": found.logit }, ...facts);
   }
 
   // Stored weights that are all 0 have no order.
   rank({ weight, error, rank, visible }) {
-    if (error && !weight) return rank > 1 ? [el("span", { class: "soft", text: `below #${count(rank - 1)} of ${count(visible)} in its row` })] : [];
-    return [el("span", { class: "fact" }, el("b", { text: `${error ? "≈ " : ""}#${count(rank)}` }), el("span", { class: "soft", text: ` of ${count(visible)} in its row` }))];
+    if (error && !weight) return rank > 1 ? [soft(`below #${count(rank - 1)} of ${count(visible)} in its row`)] : [];
+    return [el("span", { class: "fact" }, el("b", { text: `${error ? "≈ " : ""}#${count(rank)}` }), soft(` of ${count(visible)} in its row`))];
   }
 
   // What the number of a pixel is.
@@ -310,18 +323,19 @@ class Stage {
   }
 
   context(cell, manifest) {
-    const around = (tokens, at, kind) => {
-      const part = (from, to) => tokens.slice(Math.max(0, from), to).map((token) => readable(token)).join("");
+    const around = (tokens, at, kind, starts) => {
+      const part = (from, to) => range(Math.max(0, from), Math.min(to, tokens.length)).map((i) => (starts && (starts[i] < i || i === starts[at]) ? "" : readable(tokens[i]))).join(""); // each character once
       return el("p", { class: `snippet ${kind}` }, el("bdi", {}, `${at > 6 ? "…" : ""}${part(at - 6, at)}`, el("mark", { text: readable(tokens[at]) }), `${part(at + 1, at + 5)}${at + 5 < tokens.length ? "…" : ""}`));
     };
-    return [around(manifest.tokens, cell.query, "to"), around(manifest.keys || manifest.tokens, cell.key, "from")];
+    const { tokens, keys, starts } = manifest;
+    return [around(tokens, cell.query, "to", starts), around(keys || tokens, cell.key, "from", keys ? null : starts)];
   }
 
   drawLegend(scale, pair) {
     const { manifest } = this.app.side;
     const { unit } = MEASURES[this.app.measure];
     const names = { share: this.app.kind === "rest" ? `${unit} without the first token` : unit, ratio: "multiple of uniform attention", difference: pair ? this.difference : unit };
-    if (this.app.store.get("view") !== "map") return;
+    if (this.app.view !== "map") return;
     fill(this.app.legend, legendOf(scale, names[scale.name], this.app.dark));
     this.fit();
     fill(this.edges, manifest.masked ? el("p", { class: "soft legend-name" }, el("span", { class: "hidden-key" }), this.app.kind === "rest" ? " hidden by the mask or, at the first token, left out" : " hidden by the mask") : null, this.bars(pair));

@@ -15,7 +15,7 @@ class HeadTable {
     const names = this.app.statistics;
     const { sort } = this.app;
     const column = (key, text, about) => el("th", { scope: "col", class: key === "place" ? null : "number-head", "aria-sort": key === sort ? (key === "place" ? "ascending" : "descending") : null },
-      el("button", { type: "button", class: "plain", text, title: about, onclick: () => store.set({ sort: key }) }));
+      el("button", { class: "plain", text, title: about, onclick: () => store.set({ sort: key }) }));
     const header = el("tr", {}, column("place", "head", "by layer and head"), el("th", { scope: "col", text: "what it does" }), ...names.map((name) => column(name, statName(name), manifest.about[name])));
     const places = Array.from(this.app.atlas.cells.keys());
     if (sort !== "place") places.sort((a, b) => this.app.atlas.number(b)(sort) - this.app.atlas.number(a)(sort));
@@ -48,6 +48,6 @@ class HeadTable {
       return cell;
     });
     return el("tr", { "aria-current": place === this.app.store.get("head") ? "true" : null },
-      el("th", { scope: "row" }, el("button", { type: "button", class: "plain strong", text: `${l}.${head.head}`, onclick: () => this.app.open(place) })), el("td", { class: "reading-cell", text: head.about }), ...cells);
+      el("th", { scope: "row" }, el("button", { class: "plain strong", text: `${l}.${head.head}`, onclick: () => this.app.open(place) })), el("td", { class: "reading-cell", text: head.about }), ...cells);
   }
 }

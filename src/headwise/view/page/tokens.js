@@ -40,11 +40,10 @@ const digitsOf = (error, most = 3) => (error > 0 ? clamp(Math.floor(-Math.log10(
 // A number as text, with a real minus sign, and none before zero.
 const minusSign = (text) => (Number(text) === 0 ? text.replace("-", "") : text.replaceAll("-", "−"));
 
+// A weight is never exactly 0: a softmax gives none.
 function weightText(weight, error = 0) {
-  const size = Math.abs(weight);
   const digits = digitsOf(error);
-  if (error * 2000 < size && size < 0.0005) return minusSign(weight.toExponential(1));
-  if (weight === 0 || size >= 0.5 * 10 ** -digits) return weight === 0 ? "0" : minusSign(weight.toFixed(digits));
+  if (Math.abs(weight) >= 0.5 * 10 ** -digits) return minusSign(weight.toFixed(digits));
   return `< ${(10 ** -digits).toFixed(digits)}`;
 }
 

@@ -32,7 +32,7 @@ class Live {
     this.text.addEventListener("input", () => this.bring(null));
     for (const field of [this.text, this.target]) {
       field.addEventListener("input", () => this.expect());
-      field.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && (event.preventDefault(), this.state === "changed" || this.pending) && this.fresh());
+      field.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && (event.preventDefault(), this.state === "changed" || this.pending) && this.begin({ maps: true }));
     }
     this.text.addEventListener("dragover", (event) => event.preventDefault());
     this.text.addEventListener("drop", (event) => this.dropped(event));
@@ -40,7 +40,7 @@ class Live {
     this.partsBar = el("div", { class: "segments parts", role: "radiogroup", "aria-label": "Part of the model", hidden: true });
     this.picker = el("input", { type: "file", class: "picker", "aria-label": "Open a text file", onchange: () => this.picked(this.picker.files[0]) });
     this.named = el("span", { class: "soft file-name" });
-    this.go = el("button", { type: "button", class: "act go", onclick: () => this.fresh() });
+    this.go = el("button", { type: "button", class: "act go", onclick: () => this.begin({ maps: true }) });
     this.stopper = el("button", { type: "button", class: "act stop", text: "Cancel", hidden: true, onclick: () => this.cancel() });
     this.progress = el("progress", { max: "1", value: "0", hidden: true, "aria-label": "Progress" });
     this.status = el("p", { class: "status soft", role: "status" });
@@ -84,6 +84,7 @@ class Live {
   // The button says which of these it is.
   mark() {
     const { state } = this;
+    document.documentElement.classList.toggle("no-text", state === "empty");
     const [text, title] = STATES[state];
     if (this.go.dataset.state === state) return;
     Object.assign(this.go, { textContent: text, title, disabled: state !== "changed" });
@@ -101,21 +102,23 @@ class Live {
   typedEnough() {
     if (!this.pending) return;
     this.pending = false;
-    if (this.state === "changed") this.begin({ maps: true, typing: true });
+    if (this.state === "changed") this.begin({ maps: true });
     else if (this.state === "current") this.tell(this.told);
     this.mark();
   }
 
   otherModel() {
     [this.part, this.target.value] = [null, ""];
-    if (this.asked) this.fresh();
+    this.silent.restore([]); // heads of the model before
+    if (this.asked) this.begin({ maps: true });
     this.mark();
   }
 
   choosePart(part) {
     this.part = part;
+    this.silent.restore([]);
     this.showParts();
-    this.fresh();
+    this.begin({ maps: true });
   }
 
   // What an encoder–decoder model has besides: its parts, and the text of its decoder.
@@ -142,7 +145,7 @@ class Live {
       this.text.value = (this.file ? "" : this.text.value) + text;
       this.bring(null);
     }
-    this.begin({ maps: true, typing: true });
+    this.begin({ maps: true });
   }
 
   async write() {
@@ -183,10 +186,9 @@ class Live {
     }
   }
 
-  showEffects({ effects, way, by }) {
+  showEffects({ effects, way }) {
     if (!this.app) return;
     const { manifest } = this.app.side;
-    manifest.importance_by = by;
     manifest.about.importance = `what removing the head adds to the loss, in nats per token (${way})`;
     for (const [l, h, effect] of effects) manifest.layers[l].heads[h].importance = effect;
     this.app.store.set({ view: "atlas", color: "importance" });
@@ -260,7 +262,7 @@ class Live {
     this.bring({ name: file.name, bytes: await file.arrayBuffer() });
     this.text.value = "";
     this.picker.value = "";
-    this.fresh();
+    this.begin({ maps: true });
   }
 
   bring(file) {
@@ -271,22 +273,15 @@ class Live {
 
   // Runs.
 
-  fresh() {
-    if (this.outdated && this.asksFor(this.side.asked)) return this.begin({ maps: true, same: true });
-    this.silent.forget();
-    return this.begin({ maps: true });
-  }
-
   // The same text with other heads switched off: only the loss, which is quicker.
   retry() {
     if (this.asked && String(this.silent.pairs) !== this.off) this.begin({ maps: false }); // unless that is already running
   }
 
   // Start a run of the text in the field, or of the same text again.
-  async begin({ maps, compare = false, same = compare, typing = false }) {
+  async begin({ maps, compare = false, same = compare }) {
     if (!this.limits) return undefined; // the models are not known yet: resume() begins when they are
     const turn = ++this.turn;
-    if (typing) this.silent.restore([]);
     const off = this.silent.pairs;
     this.off = String(off);
     this.pending = false;
@@ -362,9 +357,13 @@ class Live {
     }
   }
 
+  // What is shown stays, with the heads that it is without.
   cancel() {
     this.turn++;
     this.drop();
+    this.silent.restore(this.outcome.off || []);
+    this.off = String(this.silent.pairs);
+    if (this.side) this.asked = this.side.asked;
     this.end("Cancelled.");
   }
 
@@ -399,6 +398,7 @@ class Live {
   tell(run) {
     if (!run) return;
     this.told = run;
+    if (this.state === "empty") return;
     this.progress.value = run.done;
     const [rows, of] = this.side?.source.rows || run.rows;
     const part = rows && rows < of ? `${count(rows)} of ${count(of)} rows` : "";

@@ -10,6 +10,7 @@ class OutcomePanel {
   }
 
   show(run) {
+    this.off = run.off;
     const [all, now] = [run.with_all_heads, run.outcome];
     this.root.hidden = !now;
     if (now) fill(this.root, this.loss(all, now, run.off.length), this.next(all, now, run.off.length));
@@ -39,7 +40,7 @@ class OutcomePanel {
       return made;
     };
     const row = (name, title, map) => el("tr", { class: name }, el("th", { scope: "row", text: title }), ...tokens.map((token) => cell(map, token)));
-    const heads = el("tr", {}, el("th", { scope: "col", text: "next token" }), ...tokens.map((token) => el("th", { scope: "col" }, el("button", { type: "button", class: "plain candidate", title: "Append this token to the text", onclick: () => this.live.append(texts.get(token)) }, el("bdi", { text: wordOf(token) })))));
+    const heads = el("tr", {}, el("th", { scope: "col", text: "next token" }), ...tokens.map((token) => el("th", { scope: "col" }, el("button", { type: "button", class: "plain candidate", title: "Append this token to the text", onclick: () => this.live.append(texts.get(token)) }, /^ +[^ ]/.test(token) ? el("span", { class: "soft", text: SIGNS[" "] }) : null, el("bdi", { text: wordOf(token) })))));
     return el("table", { class: "next" }, el("thead", {}, heads), el("tbody", {},
       off && all ? row("before", "all heads", before) : null,
       row("after", off ? `without ${plural(off, "head")}` : "probability", after)));

@@ -50,10 +50,6 @@ class SilentHeads {
     this.told();
   }
 
-  forget() {
-    this.restore([]);
-  }
-
   restore(pairs) {
     this.places = new Set(pairs.map((pair) => pair.join(".")));
     this.show();
@@ -86,7 +82,7 @@ class SilentHeads {
   }
 
   whole() {
-    this.forget();
+    this.restore([]);
     this.live.begin({ maps: true, same: true });
   }
 }

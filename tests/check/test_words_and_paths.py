@@ -116,7 +116,7 @@ def test_slopes_must_be_those_of_the_paper_if_the_text_says_so(tmp_path):
 def test_mask_that_is_as_large_as_the_model_is_wide_is_wrong(tmp_path):
     text = changed(write("fused"), ("torch.ones(block_size, block_size)", "torch.ones(n_embd, n_embd)"))
     report = judged(tmp_path, text)
-    assert (report.verdict, report.cause) == ("wrong", "widths-confused"), report
+    assert (report.verdict, report.cause) == ("wrong", "size-fixed"), report
 
 
 def test_weights_as_the_exponential_of_their_logarithm_are_right(tmp_path):

@@ -34,10 +34,11 @@ CERTAIN = (NameError, AttributeError, TypeError, IndexError, KeyError, UnboundLo
 ARGUMENTS = re.compile(r"(?:\w+\.)*(\w+)\(\) (?:missing|takes) ")
 OUR_CALLS = {"forward", "__init__", "__call__"}
 SEVERAL = 4  # guesses, of numbers and of None
+OF_PICTURES = "1, 1], expected input"  # a layer for pictures refuses what we passed
 # Perhaps we passed something of another kind.
 OURS = (
     "values to unpack", "config has no", "NoneType", "Stub", "is not callable", "'dict' object", "PerLayer", "stand-in",
-    "non-iterable", "not subscriptable", "scalar types", "no rule registered", "1, 1], expected input",
+    "non-iterable", "not subscriptable", "scalar types", "no rule registered",
 )  # fmt: skip
 
 
@@ -546,6 +547,7 @@ def _may_be_ours(failure: Failure) -> bool:
         else ("is not callable",)
     )
     excused = [word for word in OURS if not (word in own and failure.bare)]
+    excused += [] if failure.attended else [OF_PICTURES]
     return rejected or any(word in str(failure.error) for word in excused)
 
 

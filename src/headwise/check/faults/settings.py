@@ -28,7 +28,7 @@ from headwise.check.objects import entry_code, tensors
 from headwise.check.reading import AttentionReading, read
 from headwise.check.ready_made import StandIn
 from headwise.check.trace import error_line, is_deliberate
-from headwise.check.vocabulary import plain
+from headwise.check.vocabulary import MEMORY_WIDTH, plain
 
 TRIALS = 16  # of all options together
 # What an option may ask for: a step left out, shared weights, or a scale where its name speaks of one.
@@ -283,8 +283,8 @@ def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
     unread = [p.name for p in parameters_of(target) if "scale" in plain(p.name) and bound.case.never_reads(p.name)]
     if unread:
         yield Finding("option-ignored", f"{unread[0]} is never read", bound.case.line_with("def __init__"))
-    optional = [p.name for p in parameters_of(target) if p.default is None]
-    optional = [name for name in optional if constructor_role(name) not in ("width", "heads")]  # without, there is none
+    none = [p.name for p in parameters_of(target) if p.default is None]
+    optional = [n for n in none if constructor_role(n) not in ("width", "heads") or MEMORY_WIDTH.fullmatch(plain(n))]
     given = {name for name in optional if built.arguments.get(name) is not None}
     failed = next((f for f in bound.failures if f.called is None and f.natural and f.line and not f.deliberate), None)
     if given and failed is not None and not built.natural:
@@ -296,8 +296,9 @@ def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
     kept = {
         n: v for n, v in built.arguments.items() if n in parameters and parameters[n].default is inspect.Parameter.empty
     }
-    chosen = (int, tuple, type(None))  # kinds of sizes, some of which have no default that works
-    sizes = {n: v for n, v in built.arguments.items() if n in parameters and type(parameters[n].default) in chosen}
+    kinds = {n: type(parameters[n].default) for n in built.arguments if n in parameters}
+    needed = {n for n in kinds if n in none and n not in optional}  # without them, it has no size
+    sizes = {n: v for n, v in built.arguments.items() if kinds.get(n) in (int, tuple) or n in needed}
     if len(kept | sizes) == len(built.arguments) or not set(built.arguments) <= set(parameters):
         return
     try:

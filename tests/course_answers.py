@@ -121,7 +121,7 @@ WRONG = [
         "the scale",
         "the scale is applied after the softmax",
     ),
-    ("mask", ".tril()", ".triu()", "the triangle", "causal_mask(5)[0, 1] is 1; expected 0"),
+    ("mask", ".tril()", ".triu()", "the triangle", "causal_mask(5)[0, 1] is True; expected False"),
     ("mask", ", dtype=torch.bool).tril()", ").tril()", "the triangle", "expected booleans"),
     ("mask", ".tril()", ".tril(-1)", "the triangle", "causal_mask"),
     ("mask", "dtype=torch.bool).tril()", "dtype=torch.bool).triu(1)", "the triangle", "causal_mask"),

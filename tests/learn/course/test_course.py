@@ -173,7 +173,7 @@ def test_a_cause_is_told_once_and_not_of_a_function_that_is_wrong_itself(tmp_pat
     assert "the cause may be that masked keys keep some weight: future scores are set to a number" in found.next.words
     assert found.results[-1].words == SAME_CAUSE
     found = grade(exercise, names_in(exercise.solution.replace(".tril()", ".tril(-1)"), tmp_path / "strict.py"))
-    assert found.next.words == "causal_mask(5)[0, 0] is 0; expected 1"
+    assert found.next.words == "causal_mask(5)[0, 0] is False; expected True"
 
 
 def test_a_step_of_another_function_is_not_explained_by_a_mistake_in_the_class(tmp_path):

@@ -248,7 +248,7 @@ WRONG = [
         "all-heads-at-once",
         "(weights @ value)",
         "(weights @ key)",
-        "the projections",
+        "softmax and values",
         "a projection or an input is used in the",
     ),
     (

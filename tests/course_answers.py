@@ -358,8 +358,8 @@ WRONG = [
         "cross-attention",
         "x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)",
         "x.view(x.shape[0], self.num_heads, x.shape[1], -1)",
-        "who reads whom",
-        "token",
+        "the rest of the layer",
+        "where a transpose is needed",
     ),
     ("cross-attention", " / math.sqrt(query.shape[-1])", "", "the rest of the layer", "scores are not scaled"),
     (

@@ -480,7 +480,7 @@ def _unwritten(part: Part, done: set[int]) -> str:
         return ""
     if len(left) == len(part.steps):
         return UNWRITTEN
-    verb = "is" if len(left) == 1 else "are"
+    verb = "is" if len(left) == 1 and not PIECES[left[0]].endswith("s") else "are"
     return f"{' and '.join(PIECES[step] for step in left)} {verb} not written yet"
 
 

@@ -19,7 +19,7 @@ ENTRIES = r"\b(numbers?|elements?|entries|values|floats|scalars)\b"
 WHOLE = r"\b(1024|1,024|all|T|n|whole|total)\b(?! (numbers|elements|entries|values|heads))"
 EACH = r"\b(each|every|four|4|two|twice|per|both|again|same for|likewise)\b"
 OF_ONE = r"\b(per|each|every|a|one) (new |past |single )?token"
-SHARES = r"\b(heads?|layers?|keys?|values?|K|V|each|both|other|if)\b"  # a size may be that of a part, or of another layer
+SHARES = r"\b(heads?|layers?|keys?|values?|K|V|each|both|other|if|for)\b"  # a size may be that of a part, or of another layer
 DTYPES = {  # bytes of a number, and how one names it
     2: r"float16|fp16|bf16|\bhalf\b|16[- ]?bit|\b2 bytes|two bytes",
     4: r"\bfloats?(32)?\b|fp32|32[- ]?bit|single precision|\b4 bytes|four bytes",

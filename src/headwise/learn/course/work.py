@@ -24,7 +24,8 @@ HEADER = """{quotes}Exercise {number} of {count}: {title} (difficulty {difficult
 
 {idea}
 
-Write the code, then run `headwise course {number}`. `headwise course {number} --hint` gives three hints for each step.
+Write the code, then run `headwise course {number}`.
+`headwise course {number} --hint` gives three hints for each step.
 {quotes}
 """
 
@@ -52,7 +53,7 @@ class Workspace:
         import textwrap
 
         body = source.split('"""', 2)[2].lstrip("\n")  # without the docstring of the solution
-        idea = "\n".join(textwrap.wrap(exercise.idea, 100))
+        idea = "\n".join(textwrap.wrap(exercise.idea, 79))
         number, count = self.number(exercise), len(self.exercises)
         sizes = {"difficulty": exercise.difficulty, "minutes": exercise.minutes, "title": exercise.title}
         return HEADER.format(quotes='"""', number=number, count=count, idea=idea, **sizes) + "\n" + body

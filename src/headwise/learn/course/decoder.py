@@ -109,8 +109,9 @@ CACHE = Exercise(
             def forward(self, x: Tensor, cache: Cache | None = None) -> tuple[Tensor, Cache]:
                 """x continues the text in the cache; returns the output and the cache with x in it.
 
-                Query heads 0 and 1 read key/value head 0 if there are twice as many, and so on. The last token of x
-                sees everything, the one before it everything but the last.
+                Query heads 0 and 1 read key/value head 0 if there are twice as many,
+                and so on. The last token of x sees everything, the one before it
+                everything but the last.
                 x (B, T, d_model) → (B, T, d_model)
                 """
                 B, T, _ = x.shape

@@ -176,7 +176,7 @@ REPEATED = "key, value = key.repeat_interleave(group, 1), value.repeat_interleav
     [
         # An error is told in the part whose line raises it, and the parts before it are judged.
         ("all-heads-at-once", {"/ math.sqrt(D)": "* math.sqrt(D)", "self.out(merged)": "self.outt(merged)"},
-         {"scores and scale": "multiplied by √D instead of divided", "the output projection": "self.outt; did you mean"}),
+         {"scores and scale": "multiplied by √D instead", "the output projection": "self.outt; did you mean"}),
         ("one-head", {"        self.value = nn.Linear(d_model, d_head, bias=False)\n": "", ", value = ": " = ",
                       ", self.value(x)": "", "scores.softmax(-1) @ value": "F.softmax(scores, dim=-1) @ x"},
          {"the three projections": "value is the input itself", "the softmax": "name 'F' is not defined",
@@ -188,7 +188,7 @@ REPEATED = "key, value = key.repeat_interleave(group, 1), value.repeat_interleav
          {"the mask argument": "a tensor is used as a condition", "a query that sees nothing": "not reached"}),
         ("cross-attention", {"softmax(-1)": "softmax(-2)"},
          {"who reads whom": "not judged", "the rest of the layer": "the softmax runs over the wrong axis"}),
-        ("scale", {"math.sqrt(query.shape[-1])": "2.828"}, {"the scale": "they are always divided by 2.828, which is √8"}),
+        ("scale", {"math.sqrt(query.shape[-1])": "2.828"}, {"the scale": "always divided by 2.828, which is √8"}),
         ("scale", {"return float((first * second).sum(-1).std())": "return math.sqrt(width)"},
          {"the measurement": "spread(4) is exactly √4: nothing is measured"}),
         ("cache-and-grouped-heads", {GROWN: "S = key.shape[2]", REPEATED: REPEATED + "; cache = (key, value)"},
@@ -196,7 +196,7 @@ REPEATED = "key, value = key.repeat_interleave(group, 1), value.repeat_interleav
         ("block", {"self.second_norm(x)": "self.first_norm(x)"}, {"the norms": "second_norm is made and never used"}),
         ("tiny-gpt", {"nn.Sequential(*(Block(d_model, num_heads) for _ in range(num_layers)))":
                       "[Block(d_model, num_heads) for _ in range(num_layers)]",
-                      "self.logits(self.norm(self.blocks(x)))": "self.logits(self.norm(self.blocks[1](self.blocks[0](x))))"},
+                      "self.norm(self.blocks(x))": "self.norm(self.blocks[1](self.blocks[0](x)))"},
          {"it learns": "layers are kept in a plain list: self.blocks."}),
         ("tiny-gpt", {"self.logits(self.norm(self.blocks(x)))": "self.logits(self.blocks(x))"},
          {"it learns": "norm is made and never used"}),

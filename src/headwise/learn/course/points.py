@@ -19,7 +19,7 @@ ENTRIES = r"\b(numbers?|elements?|entries|values|floats|scalars)\b"
 WHOLE = r"\b(1024|1,024|all|T|n|whole|total)\b(?! (numbers|elements|entries|values|heads))"
 EACH = r"\b(each|every|four|4|two|twice|per|both|again|same for|likewise)\b"
 OF_ONE = r"\b(per|each|every|a|one) (new |past |single )?token"
-SHARES = r"\b(heads?|layers?|keys?|values?|K|V|each|both|other|if|for)\b"  # a size may be that of a part, or of another layer
+SHARES = r"\b(heads?|layers?|keys?|values?|K|V|each|both|other|if|for)\b"  # of a part, or of another layer
 DTYPES = {  # bytes of a number, and how one names it
     2: r"float16|fp16|bf16|\bhalf\b|16[- ]?bit|\b2 bytes|two bytes",
     4: r"\bfloats?(32)?\b|fp32|32[- ]?bit|single precision|\b4 bytes|four bytes",
@@ -347,7 +347,8 @@ POINTS = {
         Point(
             "which of the two dominates depends on the length",
             (
-                r"domina|\bwins?\b|larger|equal|balanc|break[- ]?even|cross|outweigh|overtake|bigger|matters more|takes over|costs? more|"
+                r"domina|\bwins?\b|larger|equal|balanc|break[- ]?even|cross|outweigh|overtake|bigger|matters more|"
+                r"takes over|costs? more|"
                 r"bottleneck|\bhurts?\b|expensive|most of the (time|work)|majority",
                 r"short|long|beyond|\b[TnLN] ?[=≈] ?\d|depends|until|above|below|whether|equal at|tokens|from .* on|"
                 r"\b(once|if|when|for|at)\b.*([<>=≥≤]|exceed|(larger|greater|bigger|more) than)",
@@ -377,7 +378,9 @@ POINTS = {
                 r"small|shrink|less|fewer|reduc|down|divid|cut|lower|save|1/\d|\d\d?%|quarter|half|times less",
             ),
             unless=r"large|not change|grow|unchanged|same (cache|memory)|" + FEWER_QUERIES,
-            against=KEPT_QUERIES + r"|cache (\w+ )?((gets|is|becomes|grows) (bigger|larger)|grows\b(?! (with|by|lin)))|"
+            against=KEPT_QUERIES + r"|cache (\w+ )?("
+            r"(gets|is|becomes|grows) (bigger|larger)|"
+            r"grows\b(?! (with|by|lin)))|"
             r"cache (stays|remains) (the )?(same|unchanged)",
         ),
         Point(
@@ -435,7 +438,8 @@ POINTS = {
             ),
             unless=r"multiply by|more param|eight times|times 8",
             against=r"multipl\w+ (\w+ )?by (the )?(\d+|number of|eight) ?heads|times (8|eight) heads|"
-            r"more heads (mean|have|need|give) more|(doubl|tripl|grow|increas|chang)\w* (if|when|with) (\w+ ){0,4}heads",
+            r"more heads (mean|have|need|give) more|"
+            r"(doubl|tripl|grow|increas|chang)\w* (if|when|with) (\w+ ){0,4}heads",
         ),
     ),
     "flops": (
@@ -591,7 +595,8 @@ POINTS = {
                 r"head|Hkv|width|dim|D\b|d_model",
             ),
             unless=r"not depend|T²|T\^2",
-            against=r"(T²|T\^2|n²|n\^2) per|^(?!.*per token).*\b(size|memory|cache) (\w+ ){0,2}(not|n't|never) depend\w* on "
+            against=r"(T²|T\^2|n²|n\^2) per|"
+            r"^(?!.*per token).*\b(size|memory|cache) (\w+ ){0,2}(not|n't|never) depend\w* on "
             r"(the )?" + LENGTH,
             items=((2 * 512, WHOLE), (2 * 512 * 1024, OF_ONE)),  # of a token, and of 1024
         ),
@@ -613,7 +618,8 @@ POINTS = {
                 r"no longer|not|n't|break|lose|lost|already|less than|below|destroy|wrong|violat",
             ),
             unless=r"still sums? to (one|1)\.?$|same thing",
-            against=r"after (the )?softmax (\w+ )*(still sums? to (one|1)|(is|be|works?) (\w+ )?(fine|ok|equal|well))",
+            against=r"after (the )?softmax (\w+ )*(still sums? to (one|1)|"
+            r"(is|be|works?) (\w+ )?(fine|ok|equal|well))",
         ),
         Point(
             "exp(−∞) is exactly 0",

@@ -303,7 +303,7 @@ def test_a_number_counts_for_what_it_is_said_of_in_its_own_unit(name, answer, sa
          ["after the softmax", "−1e9"]),
         ("mask", "-inf gives NaN everywhere so -1e9 is better, it is exactly zero in float16", [], ["a row without"]),
         ("flops", "2·1024·512·512·4 + 2·1024·1024·512", ["the projections", "a multiply-add"], ["together"]),
-        ("flops", "each of the two products takes 2·1024·1024·512", ["the scores", "a multiply-add"], ["together"]),
+        ("flops", "each of the two products takes 2·1024·1024·512", ["the scores", "a multiply-add"], []),
         ("parameters", "8 * 4 * 512*512", [], ["together"]),
         ("parameters", "1,050,624, which doubles if you use 16 heads", ["together"], ["the number of heads"]),
         ("grouped", "fewer query heads, which speeds up the projection", [], ["several query"]),

@@ -121,7 +121,7 @@ WRONG = [
         "the scale",
         "the scale is applied after the softmax",
     ),
-    ("mask", ".tril()", ".triu()", "the triangle", "causal_mask(5)[0, 1] is 1; expected 0"),
+    ("mask", ".tril()", ".triu()", "the triangle", "causal_mask(5)[0, 1] is True; expected False"),
     ("mask", ", dtype=torch.bool).tril()", ").tril()", "the triangle", "expected booleans"),
     ("mask", ".tril()", ".tril(-1)", "the triangle", "causal_mask"),
     ("mask", "dtype=torch.bool).tril()", "dtype=torch.bool).triu(1)", "the triangle", "causal_mask"),
@@ -248,7 +248,7 @@ WRONG = [
         "all-heads-at-once",
         "(weights @ value)",
         "(weights @ key)",
-        "the projections",
+        "softmax and values",
         "a projection or an input is used in the",
     ),
     (
@@ -358,8 +358,8 @@ WRONG = [
         "cross-attention",
         "x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)",
         "x.view(x.shape[0], self.num_heads, x.shape[1], -1)",
-        "who reads whom",
-        "token",
+        "the rest of the layer",
+        "where a transpose is needed",
     ),
     ("cross-attention", " / math.sqrt(query.shape[-1])", "", "the rest of the layer", "scores are not scaled"),
     (

@@ -39,8 +39,8 @@ def columns(stream: TextIO, otherwise: int) -> int:
 
 
 def console() -> Any:
-    """A `rich.console.Console`. Without a terminal it prints plain text, as wide as COLUMNS says, or 100 columns."""
-    made = rich("console").Console(highlight=False, width=columns(sys.stdout, 100))
+    """A `rich.console.Console`. Without a terminal it prints plain text, as wide as COLUMNS says, or 80 columns."""
+    made = rich("console").Console(highlight=False, width=columns(sys.stdout, 80))
     made.on_broken_pipe = _raise_again
     return made
 

@@ -262,7 +262,7 @@ def _judged(name: str, point: PointFound) -> str:
     """One point, as it was found."""
     if point.state == "wrong":
         remark = point.remark and f" {point.remark}."
-        return f"✗ You say: {point.words.strip().rstrip('.')}. The answer: {name}.{remark}"
+        return f"✗ You say: {point.words.strip().rstrip('.;:, ')}. The answer: {name}.{remark}"
     if point.state == "rounded":
         return f"? You say: {point.words}, which is rounded. The answer: {name}."
     return f"{'✓' if point.state == 'said' else '·'} {name}."

@@ -61,9 +61,10 @@ QUESTIONS = {  # the first hint: where to look, without the cure
     "wrong-role": "Pass three different tensors. Which of them does each projection see?",
 }
 NOTHING = re.compile(r"(?m)^ *(if mask is not None:\n *pass|pass|(\w+) = \2)\n")
-INTRODUCTION = '''"""Exercise {number} of {count}. One thing here is wrong. Fix it, then run `headwise quiz` again.
+INTRODUCTION = '''"""Exercise {number} of {count}. One thing here is wrong.
 
-Repair this class; a different one does not count, even if it is right. `headwise quiz --hint` helps, up to three times;
+Fix it, then run `headwise quiz` again. Repair this class; a different one does
+not count, even if it is right. `headwise quiz --hint` helps, up to three times;
 `headwise quiz --skip` moves on.
 """
 

@@ -167,13 +167,73 @@ def test_a_step_that_is_not_there_gets_no_credit_and_is_not_blamed_for_another(n
     assert words in found.next.words
 
 
+GROWN = "cache, S = (key, value), key.shape[2]"
+REPEATED = "key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "told"),
+    [
+        # An error is told in the part whose line raises it, and the parts before it are judged.
+        ("all-heads-at-once", {"/ math.sqrt(D)": "* math.sqrt(D)", "self.out(merged)": "self.outt(merged)"},
+         {"scores and scale": "multiplied by √D instead", "the output projection": "self.outt; did you mean"}),
+        ("one-head", {"        self.value = nn.Linear(d_model, d_head, bias=False)\n": "", ", value = ": " = ",
+                      ", self.value(x)": "", "scores.softmax(-1) @ value": "F.softmax(scores, dim=-1) @ x"},
+         {"the three projections": "value is the input itself", "the softmax": "name 'F' is not defined",
+          "the weighted values": "not reached"}),
+        ("one-head", {"softmax(-1) @ value": "softmax(-1) @ key"}, {"the weighted values": "the value is made by key"}),
+        ("all-heads-at-once", {"self.num_heads = num_heads": "self.num_heads = 8"},
+         {"the split": "it works for one size only: the constructor"}),
+        ("masks-and-padding", {"if mask is not None:\n        ": "if mask:\n        "},
+         {"the mask argument": "a tensor is used as a condition", "a query that sees nothing": "not reached"}),
+        ("cross-attention", {"softmax(-1)": "softmax(-2)"},
+         {"who reads whom": "not judged", "the rest of the layer": "the softmax runs over the wrong axis"}),
+        ("scale", {"math.sqrt(query.shape[-1])": "2.828"}, {"the scale": "always divided by 2.828, which is √8"}),
+        ("scale", {"return float((first * second).sum(-1).std())": "return math.sqrt(width)"},
+         {"the measurement": "spread(4) is exactly √4: nothing is measured"}),
+        ("cache-and-grouped-heads", {GROWN: "S = key.shape[2]", REPEATED: REPEATED + "; cache = (key, value)"},
+         {"what the cache holds": "expected keys and values (1, 2, 5, 4)", "token by token": "it raises RuntimeError"}),
+        ("block", {"self.second_norm(x)": "self.first_norm(x)"}, {"the norms": "second_norm is made and never used"}),
+        ("tiny-gpt", {"nn.Sequential(*(Block(d_model, num_heads) for _ in range(num_layers)))":
+                      "[Block(d_model, num_heads) for _ in range(num_layers)]",
+                      "self.norm(self.blocks(x))": "self.norm(self.blocks[1](self.blocks[0](x)))"},
+         {"it learns": "layers are kept in a plain list: self.blocks."}),
+        ("tiny-gpt", {"self.logits(self.norm(self.blocks(x)))": "self.logits(self.blocks(x))"},
+         {"it learns": "norm is made and never used"}),
+        ("tiny-gpt", {"tokens[:, 1:].flatten())": "tokens[:, 1:].flatten(), reduction='sum')"},
+         {"the loss": "yours is the sum over 14 letters, 14 times their mean", "it learns": "not judged"}),
+        ("reading-heads", {"return layer, head": "return shares.max(), layer, head"},
+         {"the head": "4, 2; expected two whole numbers, the layer and the head"}),
+        # What an error is about.
+        ("list-of-heads", {"d_model // num_heads) for _": "d_model / num_heads) for _"},
+         {"the heads": "d_head is 4.0; / gives a float, // a whole number (line 33)"}),
+        ("all-heads-at-once", {"self.num_heads = num_heads": "assert num_heads % d_model == 0"},
+         {"the projections": "num_heads % d_model == 0 is false; num_heads is 3, d_model is 12 (line"}),
+        ("dot-products", {"return softmax(scores(query, key)) @ value": "return softmax(scores(query, key)) * value"},
+         {"the average of the values": "softmax(scores(query, key)) is (3, 5), value is (5, 2)"}),
+        ("mask", {"causal_mask(x.shape[1]).to": "causal_mask(x.shape[0]).to"},
+         {"the scaled head": "not judged", "the future is hidden": "~visible is (2 samples, 2 samples)"}),
+    ],
+)  # fmt: skip
+def test_every_mistake_is_told_where_it_is_and_nowhere_else(name, changes, told, tmp_path):
+    source = find(name).solution
+    for right, wrong in changes.items():
+        assert right in source
+        source = source.replace(right, wrong)
+    found = grade(find(name), names_in(source, tmp_path / "answer.py"))
+    wrong = {result.name: result.words for result in found.results if not result.right}
+    assert all(words in wrong.get(part, "right") for part, words in told.items()), wrong
+    waiting = {part for part, words in wrong.items() if words in WAITING}
+    assert {*wrong} - waiting <= {*told}, wrong
+
+
 def test_a_cause_is_told_once_and_not_of_a_function_that_is_wrong_itself(tmp_path):
     exercise = find("mask")
     found = grade(exercise, names_in(exercise.solution.replace("-math.inf", "0.0"), tmp_path / "zero.py"))
     assert "the cause may be that masked keys keep some weight: future scores are set to a number" in found.next.words
     assert found.results[-1].words == SAME_CAUSE
     found = grade(exercise, names_in(exercise.solution.replace(".tril()", ".tril(-1)"), tmp_path / "strict.py"))
-    assert found.next.words == "causal_mask(5)[0, 0] is 0; expected 1"
+    assert found.next.words == "causal_mask(5)[0, 0] is False; expected True"
 
 
 def test_a_step_of_another_function_is_not_explained_by_a_mistake_in_the_class(tmp_path):

@@ -269,7 +269,10 @@ def test_half_of_the_operations_is_right_if_a_multiply_add_counts_as_one(capsys)
         ("flops", "8*1024*512*512", ["the projections", "a multiply-add"], []),
         ("flops", "the attention products take 2.15 G", ["the scores"], []),
         ("parameters", "1,050,624 for a head, so 8,404,992", [], ["together"]),
-        ("cache", "2 MiB per token", [], []),
+        ("cache", "2 MiB per token", [], ["its size"]),
+        ("cache", "1 KB per token", [], ["its size"]),
+        ("cache", "1 KB per token for keys, and 1 KB for values", [], []),
+        ("cache", "64 KB per token for 32 layers", [], []),
         ("cache", "2 KiB for all tokens", [], []),
         ("cache", "4096 numbers per token", [], []),
         ("cache", "1024 numbers per token", ["its size"], []),
@@ -286,3 +289,39 @@ def test_a_number_counts_for_what_it_is_said_of_in_its_own_unit(name, answer, sa
         named = [title for title, made in found.items() if made.state == state]
         assert len(named) == len(starts), (state, named)
         assert all(title.startswith(start) for title, start in zip(named, starts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "said", "wrong"),
+    [
+        ("root", "sqrt of the model dimension so that the weights sum to one", [], ["d is the width"]),
+        ("root", "It is for making the softmax sharper.", [], []),
+        ("root", "Large scores are making the softmax sharper.", ["large scores"], []),
+        ("root", "The softmax needs numbers between 0 and 1, so divide the scores by the spread of d terms", [], []),
+        ("root", "the head dimension, number of heads divided by d_model", [], ["d is the width"]),
+        ("mask", "-1e9 is the same thing as minus infinity, zero after softmax would also be fine", [],
+         ["after the softmax", "−1e9"]),
+        ("mask", "-inf gives NaN everywhere so -1e9 is better, it is exactly zero in float16", [], ["a row without"]),
+        ("flops", "2·1024·512·512·4 + 2·1024·1024·512", ["the projections", "a multiply-add"], ["together"]),
+        ("flops", "each of the two products takes 2·1024·1024·512", ["the scores", "a multiply-add"], []),
+        ("parameters", "8 * 4 * 512*512", [], ["together"]),
+        ("parameters", "1,050,624, which doubles if you use 16 heads", ["together"], ["the number of heads"]),
+        ("grouped", "fewer query heads, which speeds up the projection", [], ["several query"]),
+        ("grouped", "several query heads share one K/V head -> smaller cache", ["several query", "the cache"], []),
+        ("grouped", "every query head gets its own K/V head, the cache grows", [], ["several query", "the cache"]),
+        ("complexity", "T^2 E + T E^2: with T = 2E they balance", ["the scores", "the projections", "which of"], []),
+        ("cache", "its size does not depend on the sequence length", [], ["its size"]),
+        ("cache", "its size per token does not depend on the sequence length", [], []),
+    ],
+)  # fmt: skip
+def test_what_only_sounds_like_a_point_is_not_called_right(name, answer, said, wrong):
+    found = find_question(name).judge(answer)
+    for state, starts in (("said", said), ("wrong", wrong)):
+        named = [title for title, made in found.items() if made.state == state]
+        assert len(named) == len(starts), (state, named)
+        assert all(title.startswith(start) for title, start in zip(named, starts, strict=True))
+
+
+def test_a_quoted_answer_loses_the_sign_at_its_end(capsys):
+    main(["course", "--interview", "cache", "--answer", "We cache the queries and keys; they are large."])
+    assert "✗ You say: We cache the queries and keys. The answer: " in " ".join(capsys.readouterr().out.split())

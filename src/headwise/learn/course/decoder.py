@@ -15,6 +15,7 @@ from headwise.learn.course.exercise import (
     WrongPartError,
     close,
     made,
+    unused,
 )
 from headwise.learn.course.pieces import source
 
@@ -108,8 +109,9 @@ CACHE = Exercise(
             def forward(self, x: Tensor, cache: Cache | None = None) -> tuple[Tensor, Cache]:
                 """x continues the text in the cache; returns the output and the cache with x in it.
 
-                Query heads 0 and 1 read key/value head 0 if there are twice as many, and so on. The last token of x
-                sees everything, the one before it everything but the last.
+                Query heads 0 and 1 read key/value head 0 if there are twice as many,
+                and so on. The last token of x sees everything, the one before it
+                everything but the last.
                 x (B, T, d_model) → (B, T, d_model)
                 """
                 B, T, _ = x.shape
@@ -213,6 +215,7 @@ def _normed_first(space: Space) -> None:
         raise WrongPartError(
             "what the block adds grows with the size of x: normalize the input of attention and feed-forward"
         )
+    _all_used(_block(space), are_norms=True)
 
 
 def _needs_both(space: Space) -> None:
@@ -255,8 +258,13 @@ def _mixes(space: Space) -> None:
 
 
 def _reaches_later(space: Space) -> None:
-    if _change(_block(space), torch.randn(2, 5, 12))[3:].min() < 1e-6:
+    if not _reads(_block(space)):
         raise WrongPartError("tokens 3 and 4 did not change when token 2 did: where is the attention?")
+
+
+def _reads(block: nn.Module) -> bool:
+    """Whether tokens 3 and 4 depend on token 2."""
+    return bool(_change(block, torch.randn(2, 5, 12))[3:].min() >= 1e-6)
 
 
 def _change(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -266,6 +274,13 @@ def _change(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         gap: torch.Tensor = (block(x) - block(changed)).abs().amax((0, 2))
     return gap
+
+
+def _all_used(block: nn.Module, *, are_norms: bool) -> None:
+    """Fail if the block has a norm, or another layer, that its output does not depend on."""
+    for name in unused(block, block(torch.randn(2, 5, 12))):
+        if isinstance(block.get_submodule(name), NORMS) == are_norms:
+            raise WrongPartError(f"{name or 'a parameter'} is made and never used")
 
 
 def _nonlinear(space: Space) -> None:
@@ -284,6 +299,8 @@ def _nonlinear(space: Space) -> None:
         raise WrongPartError(
             "what the block adds is linear: a GELU is missing between its two matrices, or they are not used"
         )
+    if _reads(_block(space)):  # otherwise it is the attention that is not used
+        _all_used(_block(space), are_norms=False)
 
 
 BLOCK = Exercise(

@@ -169,12 +169,26 @@ def close(found: Any, wanted: torch.Tensor, what: str) -> None:
     if wanted.dtype == torch.bool and found.dtype != torch.bool:
         kind = str(found.dtype).removeprefix("torch.")
         raise WrongPartError(f"{what} holds numbers ({kind}); expected booleans, True or False: dtype=torch.bool")
-    if found.dtype == torch.bool or wanted.dtype == torch.bool:
+    is_truth = wanted.dtype == torch.bool
+    if found.dtype == torch.bool or is_truth:
         found, wanted = found.to(torch.float64), wanted.to(torch.float64)
     gap = (found.detach().double() - wanted.double()).abs()
     gap = torch.where(found.double() == wanted.double(), torch.zeros_like(gap), gap)
     if not gap.max() < 1e-4:  # a NaN is not below anything
         at = int(gap.nan_to_num(torch.inf).argmax())
         place = [int(i) for i in torch.unravel_index(torch.tensor(at), gap.shape)]
-        got, should = found.flatten()[at].item(), wanted.flatten()[at].item()
-        raise WrongPartError(f"{what}{place} is {got:.4g}; expected {should:.4g}")
+        where = f"{place}" if what.endswith(")") else f" at {place}"
+        got, should = (_number(x.flatten()[at].item(), is_truth=is_truth) for x in (found, wanted))
+        raise WrongPartError(f"{what}{where} is {got}; expected {should}")
+
+
+def _number(value: float, *, is_truth: bool) -> str:
+    return str(bool(value)) if is_truth else f"{value:.4g}"
+
+
+def unused(layer: torch.nn.Module, output: torch.Tensor) -> list[str]:
+    """The names of the layers with parameters that an output does not depend on."""
+    parameters = dict(layer.named_parameters())
+    found = torch.autograd.grad(output.sum(), [*parameters.values()], allow_unused=True)
+    used = {name.rpartition(".")[0] for name, grad in zip(parameters, found, strict=True) if grad is not None}
+    return [name for name in dict.fromkeys(name.rpartition(".")[0] for name in parameters) if name not in used]

@@ -34,7 +34,7 @@ SUFFIXES = {
 }  # fmt: skip
 PAIR = "MAC"  # a multiply-add, which is two operations
 TOKEN = re.compile(
-    r"(?P<number>(?:\d{1,3}(?:[,_ ]\d{3})+(?![\d,_])|\d+)(?:\.\d+)?(?:[eE][+-]?\d+(?!\w))?)"
+    r"(?P<number>(?:\d{1,3}(?:[,_ ]\d{3})+(?![\d_]|,\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+(?!\w))?)"
     r"(?:\s?(?P<suffix>[kMG](?=(?:FLOPs?|flops?|ops|MACs?|FMAs?)?\b)|T(?=FLOPs?|flops?|ops|MACs?|FMAs?)"
     r"|(?:thousand|million|[bt]rillion|billion|bn)\b))?"
     r"|(?P<pairs>(?:MAC|FMA)s?\b|(?:multiply|multiplication)[- /]?(?:and[- ])?(?:add|accumulate|addition)(?:s\b|\b))"

@@ -6,7 +6,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from headwise.learn.course.exercise import Exercise, Part, Space, WrongPartError, close, made, needs
+from headwise.check import MISTAKES
+from headwise.learn.course.exercise import WAITS, Exercise, Part, Space, WrongPartError, close, made, needs, unused
 from headwise.learn.course.pieces import source
 
 TEXT = "fables.txt"
@@ -74,17 +75,44 @@ def _loss(space: Space) -> None:
         )
     uniform = float(loss(lambda tokens: torch.zeros(*tokens.shape, 17), torch.randint(17, (2, 8))))
     if not math.isclose(uniform, math.log(17), abs_tol=1e-3):
+        times = uniform / math.log(17)
+        is_sum = math.isclose(times, 14, rel_tol=1e-3)
         raise WrongPartError(
             f"a model that does not know has a loss of {uniform:.3g}; expected log(17) = {math.log(17):.3g}"
+            + (": yours is the sum over 14 letters, 14 times their mean" if is_sum else "")
         )
 
 
+def _unregistered(model: nn.Module) -> list[str]:
+    """The plain lists and dictionaries that hide layers of a model from the optimizer."""
+    known = {*model.modules()}
+    kept = [(name, value) for module in known for name, value in vars(module).items() if name[0] != "_"]
+    groups = [(name, value.values() if isinstance(value, dict) else value) for name, value in kept
+              if isinstance(value, dict | list | tuple)]  # fmt: skip
+    return [name for name, group in groups if any(isinstance(x, nn.Module) and x not in known for x in group)]
+
+
+def _whole(space: Space) -> None:
+    """Fail if the optimizer cannot reach a layer, or the logits do not depend on one."""
+    model = made(space, "TinyGPT", 17, 12, 3, 2, 11)
+    if hidden := _unregistered(model):
+        mistake = MISTAKES["layers-in-list"]
+        raise WrongPartError(f"{mistake.title}: self.{hidden[0]}. {mistake.why} {mistake.hint}")
+    if spare := unused(model, model(torch.randint(17, (2, 7)))):
+        raise WrongPartError(f"{spare[0]} is made and never used")
+
+
 def _learns(space: Space) -> None:
+    try:
+        _loss(space)
+    except WrongPartError:
+        raise WrongPartError(WAITS) from None
+    _whole(space)
     found = trained(space, STEPS)[1]
     if not found < PAIRS - 0.1:
         raise WrongPartError(
-            f"after {STEPS} steps the loss is {found:.2f} per letter; counting pairs of letters gives {PAIRS}, so "
-            f"attention should do better than {PAIRS - 0.1:.2f}"
+            f"after {STEPS} steps the loss is {found:.2f} per letter; expected less than {PAIRS - 0.1:.2f}, because "
+            f"counting pairs of letters alone gives {PAIRS}"
         )
 
 
@@ -204,7 +232,8 @@ GPT = Exercise(
         ),
     ),
     seconds=120.0,
-    more="Run your file with python: it trains for a minute and writes a fable.",
+    more="Run your file with python: the block at its end trains the model for a minute and lets it write a fable. If "
+    "yours has no such block, --solution shows it.",
 )
 
 
@@ -233,7 +262,11 @@ def _found_head(space: Space) -> None:
     from headwise.models import load_builtin
 
     found = needs(space, "find_head")(load_builtin(), "It was a dark evening in November, and the rain fell upon it.")
-    if tuple(int(n) for n in found) != (4, 2):
+    values = [*found] if isinstance(found, tuple | list | Tensor) else [found]
+    if len(values) != 2 or any(float(value) != int(value) for value in values):
+        told = ", ".join(f"{float(value):.4g}" for value in values)
+        raise WrongPartError(f"find_head returns {told}; expected two whole numbers, the layer and the head")
+    if tuple(int(n) for n in values) != (4, 2):
         raise WrongPartError(
             f"find_head gives {found}; another head of the built-in model attends more to the previous token"
         )

@@ -18,7 +18,7 @@ import torch
 
 from headwise.check import Finding, Report, check
 from headwise.learn.course.exercise import CACHE_STEP, WAITS, Exercise, Part, Space, needs, returned
-from headwise.learn.course.reach import steps_before, steps_there
+from headwise.learn.course.reach import report_with, steps_before, steps_there
 from headwise.learn.course.trial import (
     SEES_LATER,
     UNWRITTEN,
@@ -39,10 +39,11 @@ PIECES = {
     7: "the softmax", 8: "the weighted values", 9: "the merge", 10: "the output projection", CACHE_STEP: "the cache",
 }  # fmt: skip
 RESIDUAL = "the input is added to the output (residual)"
+PRODUCT = re.compile(r"@|\b(matmul|einsum|bmm|scaled_dot_product_attention)\b")  # where q, k and v are used
 ROLES = ("wrong-role", "no-qkv-proj", "one-projection")  # made where q, k and v are made, or where they are used
 FOLLOWING = ("unused-projection", "no-gradient")
 # Findings that say more than the error they lead to, and errors that are about the shape of the input.
-CLEARER = ("missing-super", "missing-import", "missing-base")
+CLEARER = ("missing-super", "missing-import", "missing-base", "size-fixed")
 OF_SHAPES = ("it raises RuntimeError", "it raises ValueError", "it raises IndexError")
 FLOW = (1, 2, 3, 4, 6, 5, 7, 8, 9, 10)  # the steps, in the order in which most answers do them
 NOT_TRIED = "not tried, because the previous step did not finish"
@@ -55,6 +56,8 @@ STEPS = {
     "mask": 5, "causal": 5, "buffer": 5, "scale": 6, "softmax": 7, "dropout": 8, "merge": 9, "heads-averaged": 9,
     "too-wide": 9, "contiguous": 9, "no-out-proj": 10, "layers-in-forward": 10, "cache": CACHE_STEP,
 }  # fmt: skip
+# A number that is right at the sizes of the checker and is written into the code.
+FIXED = re.compile(r"they are divided by ([\d.]+), not by (√\d+) = \1\b.*")
 WHY = {"mask-leaks": "; exp(0) is 1, and only exp(−∞) is 0"}  # what to add to a finding, by its name
 
 
@@ -175,6 +178,7 @@ class _Judge:
         self.report: Report | None = None
         self.cause, self.cause_part = "", ""  # what the checker finds first, and the part that it belongs to
         self.cause_told = False  # by a part that it leads to
+        self.stopped = ""  # the part in which the class raises an error
         self.told: set[ErrorPlace | str] = set()  # errors, by place or, outside the learner's code, by words
         self.right: list[types.FunctionType] = []  # functions that parts have found right
 
@@ -194,10 +198,16 @@ class _Judge:
         named = self._checked[1]
         if tried.failure is not None and tried.failure == self._call.failure:
             return tried.words
-        if tried.words and self.cause and by_class and not (self.cause_part == part.name or tried.raised):
+        if tried.words and self.cause and by_class and not (self._is_tested(self.cause_part) or tried.raised):
+            if part.steps:  # it has steps of its own, and the mistake is in another
+                return WAITS
             self.cause_told = True
             return f"{tried.words}; the cause may be that {self.cause}"
         return tried.words or named.get(part.name, "")
+
+    def _is_tested(self, name: str) -> bool:
+        """Whether a part has a test of its own, which tells its mistakes: they are not the cause of what others say."""
+        return any(part.name == name and part.test is not None for part in self.exercise.parts)
 
     def _is_told(self, tried: PartTrial) -> bool:
         """Whether an earlier part has raised this error; otherwise it is remembered."""
@@ -238,18 +248,19 @@ class _Judge:
         words: dict[str, str] = {}
         for finding in _causes(found):
             told = self._placed(finding)
-            owner = self._owner(_step(finding), finding.text, finding.name)
+            owner = self._owner(finding)
             if not self.cause:
                 self.cause, self.cause_part = _words(told), owner
             words.setdefault(owner, _words(told))
         if self._call.selfless:
             first, *others = (part.name for part in self._asked)
+            self.stopped = first
             return report, dict.fromkeys(others, NOT_REACHED) | {first: self._call.words}
         if self._call.raised and report.verdict != "unfinished":  # an error of our call, not of the learner's code
             words |= self._another_call()
         elif not found and report.verdict != "unfinished" and self._call.words:
-            step = STEPS["causal"] if self._call.words.startswith(SEES_LATER) else 0
-            words[self._owner(step, "", "")] = self._call.words
+            hides = self._call.words.startswith(SEES_LATER)
+            words[self._at_step(STEPS["causal"]) if hides else self._asked[-1].name] = self._call.words
         if report.verdict != "unfinished" and not self._call.raised:
             self._leave_out(words, found)
         if not words and RESIDUAL in report.variants:
@@ -284,7 +295,8 @@ class _Judge:
         sizes, given = ", ".join(map(str, call.sizes)), " and ".join(map(str, call.inputs))
         said = f"the exercise makes {self.exercise.judged}({sizes}) and calls it with {given}: {self._call.words}"
         unknown = {hiding.name: NOT_JUDGED} if call.causal and hiding is not None else {}
-        return unknown | {self._asked[0].name: f"{said}. Keep its signature"}
+        self.stopped = self._asked[0].name
+        return unknown | {self.stopped: f"{said}. Keep its signature"}
 
     def _placed(self, finding: Finding) -> Finding:
         """A finding without its line if that is in a function that another part has found right."""
@@ -297,17 +309,50 @@ class _Judge:
         line = None if failure is None else failure.line
         named = next((f for f in found if f.name in CLEARER or (_step(f) and f.line == line)), None)
         done = self._done
-        first = next((step for step in FLOW if step not in done and self._with_step(step)), FLOW[-1])
-        step = (0 if named is None else _step(named)) or first
-        late = set(FLOW[FLOW.index(step) :]) - (done if step == first else set())
-        owner = self._stopping(step)
+        open_steps, following = self._around_error
+        first = following if named is None or not _step(named) else _step(named)
+        late = set(FLOW[FLOW.index(first) :]) - (done if first == following else set())
+        owner = self._stopping(first)
         before = self._asked[: self._asked.index(owner)]
         words = {
             part.name: NOT_JUDGED if part in before else NOT_REACHED
             for part in self._asked
-            if late & {*part.steps} or not part.steps
+            if (late | open_steps) & {*part.steps} or not part.steps
         }
-        return words | {owner.name: said if named is None else _words(named)}
+        self.stopped = owner.name
+        judged = {part.name: told for part in before if (told := self._without_error(part)) and part.name in words}
+        return words | judged | {owner.name: said if named is None else _words(named)}
+
+    @property
+    def _around_error(self) -> tuple[set[int], int]:
+        """The steps before the error that are not done rightly, and the step in which it is as far as steps can tell.
+
+        That is the one after the last that is done, or one before it if its line is more like the one that failed.
+        """
+        asked = [step for step in FLOW if self._with_step(step)]
+        last = max((asked.index(step) for step in asked if step in self._done), default=-1)
+        skipped = {step for step in asked[: last + 1] if step not in self._done}
+        following = asked[min(last + 1, len(asked) - 1)]
+        failure = self._call.failure
+        parts = [part for part in self._asked if (skipped | {following}) & {*part.steps}]
+        line = "" if failure is None else linecache.getline(failure.filename, failure.line)
+        alike = _most_alike(parts, line) if skipped else None
+        step = following if alike is None else next(n for n in asked if n in {*alike.steps} & (skipped | {following}))
+        return {n for n in skipped if asked.index(n) < asked.index(step)}, step
+
+    def _without_error(self, part: Part) -> str:
+        """What is wrong with a part before an error, if the error is a name whose meaning is clear."""
+        return next((_words(f) for f in self._repaired if _step(f) in part.steps), "")
+
+    @functools.cached_property
+    def _repaired(self) -> list[Finding]:
+        """The findings on the class with the name that is meant in the place of the one that fails."""
+        call = self._call
+        if call.failure is None or not call.meant:
+            return []
+        with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
+            report = report_with(self.space[str(self.exercise.judged)], call.failure, call.meant)
+        return [] if report is None else [f for f in report.wrong if f.name not in self.exercise.ignores]
 
     @functools.cached_property
     def _done(self) -> set[int]:
@@ -335,15 +380,27 @@ class _Judge:
     def _with_step(self, step: int) -> Part | None:
         return next((part for part in self._asked if step in part.steps), None)
 
-    def _owner(self, step: int, text: str, mistake: str) -> str:
-        """The part that a mistake belongs to: by its step, or by the line it is on if it can be in several steps."""
-        roles = mistake.startswith(ROLES)
-        if roles and self._uncalled and (made := self._with_step(1)) is not None:
-            return made.name
-        if not step or roles:
-            alike = _most_alike([part for part in self._asked if not roles or {1, 4, 8} & {*part.steps}], text)
-            if alike is not None:
-                return alike.name
+    def _owner(self, finding: Finding) -> str:
+        """The part that a mistake belongs to: by its step or, if it can be in several steps, by its line."""
+        if finding.name.startswith(ROLES):
+            is_use = PRODUCT.search(finding.text) is not None and not self._uncalled
+            return self._at_step((8 if finding.detail.removeprefix("the ").startswith("value") else 4) if is_use else 1)
+        if _step(finding):
+            return self._at_step(_step(finding))
+        alike = self._raising_at(finding.line) or _most_alike(self._asked, finding.text)
+        return (alike or self._asked[-1]).name
+
+    def _raising_at(self, line: int | None) -> Part | None:
+        """The part whose own test raises an error on a line."""
+        for part in self.exercise.parts if line is not None else ():
+            with contextlib.suppress(EndlessPartError):
+                failure = None if part.test is None else self._tried(functools.partial(part.test, self.space)).failure
+                if failure is not None and failure.line == line:
+                    return part
+        return None
+
+    def _at_step(self, step: int) -> str:
+        """The part with this step or, if there is none, with one before it."""
         before = [*FLOW[: FLOW.index(step) + 1]] if step in FLOW else [step]
         found = (part.name for step in reversed(before) for part in self.exercise.parts if step in part.steps)
         return next(found, self._asked[-1].name)
@@ -378,7 +435,7 @@ class _Judge:
         words = named.get(part.name, "")
         if words == self.cause and self.cause_told:
             return SAME_CAUSE
-        if self._call.raised and words not in ("", *WAITING) and self._is_told(self._call):
+        if part.name == self.stopped and self._is_told(self._call):
             return NOT_REACHED
         if report.verdict == "unknown" and not named:
             return "; ".join(report.doubts) or "the checker does not understand this class"
@@ -423,7 +480,7 @@ def _unwritten(part: Part, done: set[int]) -> str:
         return ""
     if len(left) == len(part.steps):
         return UNWRITTEN
-    verb = "is" if len(left) == 1 else "are"
+    verb = "is" if len(left) == 1 and not PIECES[left[0]].endswith("s") else "are"
     return f"{' and '.join(PIECES[step] for step in left)} {verb} not written yet"
 
 
@@ -452,7 +509,8 @@ def _step(finding: Finding) -> int:
 
 
 def _words(finding: Finding) -> str:
-    detail = f": {finding.detail}" if finding.detail else ""
+    told = FIXED.sub(r"they are always divided by \1, which is \2 and does not follow the head width", finding.detail)
+    detail = f": {told}" if told else ""
     return f"{finding.title}{detail}{WHY.get(finding.name, '')}{_place(finding)}"
 
 

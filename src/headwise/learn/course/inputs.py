@@ -214,6 +214,7 @@ CROSS = Exercise(
             "Only the queries come from x. Keys and values always come from the same text.",
             "key, value = self.split(self.key(memory)), self.split(self.value(memory))",
             _reads_memory,
+            steps=(1,),
         ),
         Part(
             "the rest of the layer",

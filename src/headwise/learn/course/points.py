@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from headwise.learn.course.formula import FEWEST_DIGITS, Expression, Formula, expressions
+from headwise.learn.course.formula import FEWEST_DIGITS, TRIALS, Expression, Formula, expressions
 
 ROUNDED = 5  # digits of a number that says less than the exact one
 SMALLEST_CLAIM = 1000  # smaller numbers are sizes and counts
@@ -19,6 +19,7 @@ ENTRIES = r"\b(numbers?|elements?|entries|values|floats|scalars)\b"
 WHOLE = r"\b(1024|1,024|all|T|n|whole|total)\b(?! (numbers|elements|entries|values|heads))"
 EACH = r"\b(each|every|four|4|two|twice|per|both|again|same for|likewise)\b"
 OF_ONE = r"\b(per|each|every|a|one) (new |past |single )?token"
+SHARES = r"\b(heads?|layers?|keys?|values?|K|V|each|both|other|if|for)\b"  # of a part, or of another layer
 DTYPES = {  # bytes of a number, and how one names it
     2: r"float16|fp16|bf16|\bhalf\b|16[- ]?bit|\b2 bytes|two bytes",
     4: r"\bfloats?(32)?\b|fp32|32[- ]?bit|single precision|\b4 bytes|four bytes",
@@ -92,7 +93,8 @@ class Point:
         wanted = [size * count for size in named for count in self._items_of(around)]
         if any(abs(value - total) <= 0.005 * total for value in values for total in wanted):
             return PointFound("said", written)
-        return None if self.ideas or "head" in answer else PointFound("wrong", written)
+        is_of_one = re.search(OF_ONE, around, re.IGNORECASE) and not re.search(SHARES, answer, re.IGNORECASE)
+        return None if "head" in answer or (self.ideas and not is_of_one) else PointFound("wrong", written)
 
     def _counted(self, clause: str, sizes: list[int]) -> bool:
         """Whether a clause has the number of what is stored, or of its bytes if it does not say of what."""
@@ -111,6 +113,8 @@ class Point:
             return False
         if any(_computes(found, formula, sentence) for formula in self.formulas) or self._numbered(sentence):
             return True
+        if any(_is_multiple(expression, formula) for expression in found for formula in self.formulas):
+            return False
         if not self.ideas or re.search(self.unless, sentence, re.IGNORECASE):
             return False
         return all(re.search(idea, sentence, re.IGNORECASE) for idea in self.ideas)
@@ -181,8 +185,16 @@ def _computes(found: list[Expression], formula: Formula, sentence: str) -> bool:
 
         return sum(piece.equals(wanted) and _same_way(piece, wanted) for piece in pieces)
 
+    for piece in pieces:  # their factors are no words
+        sentence = sentence.replace(piece.text, "")
     is_each = re.search(EACH, sentence, re.IGNORECASE)
     return count(1) > 0 or count(2) > 1 or (is_each is not None and count(PARTS.get(formula, 4)) > 0)
+
+
+def _is_multiple(found: Expression, formula: Formula) -> bool:
+    """Whether arithmetic with numbers is a formula several times, as if every head had it."""
+    times = found.value({}) / formula(*TRIALS[0])
+    return not (found.letters or found.is_number) and times > 1 and times.is_integer()
 
 
 def _same_way(piece: Expression, formula: Formula) -> bool:
@@ -195,6 +207,11 @@ def _same_way(piece: Expression, formula: Formula) -> bool:
 def projections(T: float, E: float, H: float) -> float:
     """The operations of the four projections; a multiply-add counts as two."""
     return 8 * T * E * E
+
+
+def of_width(T: float, E: float, H: float) -> float:
+    """How their number grows."""
+    return T * E * E
 
 
 def attention(T: float, E: float, H: float) -> float:
@@ -255,7 +272,8 @@ WORK_GROWS = (  # within one clause, so that it is not the cache which grows
 ONE_HEAD_ONLY = (
     r"\b(single|one) (attention )?head\b.*\b(only|just|one (type|kind)|has to \w+|must \w+|would have to|cannot)"
 )
-FEWER_QUERIES = r"(fewer|less) quer\w+(?! heads? (share|per))|quer\w+( vectors)? (are|get) (\w+ )?(stored|cached|kept)"
+KEPT_QUERIES = r"quer\w+( vectors)? (are|get) (\w+ )?(stored|cached|kept)"
+FEWER_QUERIES = r"(fewer|less) quer\w+(?! heads? (share|per))|" + KEPT_QUERIES
 PARTS: dict[Formula, int] = {attention: 2}  # the equal products that a formula adds up; of the others, four
 POINTS = {
     "several-heads": (
@@ -322,15 +340,17 @@ POINTS = {
                 r"squared?( of)?( the)? (width|dimension|d_model|model)|(twice|doubl\w+) the (\w+ )?(dim|width).*"
                 r"(four times|quadrupl|fourfold)|quadratic in (the )?(width|d|E|dim)",
             ),
+            formulas=(of_width, projections),
             against=r"O\( ?(d|E|d_model) ?\) in (the )?(model )?(width|dim|d\b)|"
             r"project\w* \w+ (linear in (the )?(model )?(width|d\b|d_model|dim)|free|O\([nT](\^2|²)\))",
         ),
         Point(
             "which of the two dominates depends on the length",
             (
-                r"domina|\bwins?\b|larger|equal|cross|outweigh|overtake|bigger|matters more|takes over|costs? more|"
+                r"domina|\bwins?\b|larger|equal|balanc|break[- ]?even|cross|outweigh|overtake|bigger|matters more|"
+                r"takes over|costs? more|"
                 r"bottleneck|\bhurts?\b|expensive|most of the (time|work)|majority",
-                r"short|long|beyond|depends|until|above|below|whether|equal at|tokens|from .* on|"
+                r"short|long|beyond|\b[TnLN] ?[=≈] ?\d|depends|until|above|below|whether|equal at|tokens|from .* on|"
                 r"\b(once|if|when|for|at)\b.*([<>=≥≤]|exceed|(larger|greater|bigger|more) than)",
             ),
             unless=r"\balways\b|for (any|every|all) (length|T\b|n\b|size)|no matter",
@@ -348,7 +368,7 @@ POINTS = {
             ),
             unless=r"quer\w+ (are|is) shared|shared quer|share (a|one|the same) quer|tokens together|own keys|"
             r"fewer quer|own (key|kv)",
-            against=FEWER_QUERIES + r"|quer\w* head has (its|their) own (key|kv|k/v)|"
+            against=FEWER_QUERIES + r"|quer\w* head (has|gets|keeps) (its|their) own (key|kv|k/v)|"
             r"keys? (heads? )?share (a|one) quer",
         ),
         Point(
@@ -358,7 +378,9 @@ POINTS = {
                 r"small|shrink|less|fewer|reduc|down|divid|cut|lower|save|1/\d|\d\d?%|quarter|half|times less",
             ),
             unless=r"large|not change|grow|unchanged|same (cache|memory)|" + FEWER_QUERIES,
-            against=FEWER_QUERIES + r"|cache (\w+ )?(gets|is|becomes|grows) (bigger|larger)|"
+            against=KEPT_QUERIES + r"|cache (\w+ )?("
+            r"(gets|is|becomes|grows) (bigger|larger)|"
+            r"grows\b(?! (with|by|lin)))|"
             r"cache (stays|remains) (the )?(same|unchanged)",
         ),
         Point(
@@ -416,7 +438,8 @@ POINTS = {
             ),
             unless=r"multiply by|more param|eight times|times 8",
             against=r"multipl\w+ (\w+ )?by (the )?(\d+|number of|eight) ?heads|times (8|eight) heads|"
-            r"more heads (mean|have|need|give) more",
+            r"more heads (mean|have|need|give) more|"
+            r"(doubl|tripl|grow|increas|chang)\w* (if|when|with) (\w+ ){0,4}heads",
         ),
     ),
     "flops": (
@@ -497,7 +520,7 @@ POINTS = {
                 r"dot product|score|sum|product|logit|q\W|values|numbers",
                 r"\bd\b|dim|√|root|width|terms|d_k|\bD\b|sqrt|\b64\b|reasonable|range|unit|every (head|size)",
             ),
-            unless=r"smaller|sum to one|(not|n't) depend|"
+            unless=r"smaller|sum to one|(not|n't) depend|between (0|zero|-1) and (1|one)|"
             r"varian\w* (is |of )?(1\b(?! has)|one\b(?! has)|d squared|d²|d\^2)",
             against=r"varian\w+ (of the (dot )?product )?(is|has|=|of) ?(1\b(?! has)|one\b|d squared|d²|d\^2)\W*$|"
             r"dot product has variance (1|one)",
@@ -507,9 +530,10 @@ POINTS = {
             (
                 r"saturat|one-?hot|extreme|peaked|spiky|sharp|almost 1|nearly 1|close to 1|winner|peaky|"
                 r"all the (mass|weight)|single (key|token)|dominates?|collaps|argmax|"
-                r"(probab|mass|weight)\w* (\w+ ){0,3}(on|to) (just )?(one|a single)\b",
+                r"(probab|mass|weight)\w* ((?!sum|add)\w+ ){0,3}(on|to) (just )?(one|a single)\b",
             ),
-            unless=r"uniform|negative",
+            unless=r"uniform|negative|^((?!large|big|high|unscaled|without|otherwise|else).)*"
+            r"\bmak\w+ (the |it |softmax )*(\w+ )?(sharper|peakier|more (peaked|extreme))",
             against=r"softmax (\w+ ){1,3}(uniform|flat|linear)",
         ),
         Point(
@@ -532,7 +556,8 @@ POINTS = {
             ),
             unless=r"number of tokens|is d_model,|√512|sqrt\(512\)|d_model, so",
             against=r"\bd (is|=|means) (the )?(d_model(?! ?/)|(embedding|model|hidden) (dim|width|size)|512|"
-            r"(sequence )?length|number of)|√512|sqrt\(512\)|" + MODEL_WIDTH,
+            r"(sequence )?length|number of)|√512|sqrt\(512\)|heads (divided by|over|/) (the )?(d_model|model|512)|"
+            + MODEL_WIDTH,
         ),
     ),
     "cache": (
@@ -570,7 +595,9 @@ POINTS = {
                 r"head|Hkv|width|dim|D\b|d_model",
             ),
             unless=r"not depend|T²|T\^2",
-            against=r"(T²|T\^2|n²|n\^2) per",
+            against=r"(T²|T\^2|n²|n\^2) per|"
+            r"^(?!.*per token).*\b(size|memory|cache) (\w+ ){0,2}(not|n't|never) depend\w* on "
+            r"(the )?" + LENGTH,
             items=((2 * 512, WHOLE), (2 * 512 * 1024, OF_ONE)),  # of a token, and of 1024
         ),
         Point(
@@ -591,7 +618,8 @@ POINTS = {
                 r"no longer|not|n't|break|lose|lost|already|less than|below|destroy|wrong|violat",
             ),
             unless=r"still sums? to (one|1)\.?$|same thing",
-            against=r"after (the )?softmax (\w+ )*still sums? to (one|1)",
+            against=r"after (the )?softmax (\w+ )*(still sums? to (one|1)|"
+            r"(is|be|works?) (\w+ )?(fine|ok|equal|well))",
         ),
         Point(
             "exp(−∞) is exactly 0",
@@ -601,7 +629,7 @@ POINTS = {
                 r"\b(?<!\.)0\b(?!\.\d)|zero|no weight|nothing|vanish",
             ),
             unless=r"score of 0|(close|near) to (0|zero)|(almost|nearly|not exactly) (0|zero)|"
-            r"clip|is minus inf|is -inf|nan",
+            r"clip|is minus inf|is -inf|nan|same (thing )?as (minus |[-−])?(inf|∞)",
             against=r"exp\([-−](inf\w*|∞)\) (is|=) ?(1|one)|inf\w* (becomes|is|gives) (a )?(small|tiny)",
         ),
         Point(
@@ -610,14 +638,14 @@ POINTS = {
                 r"float16|fp16|half|16[- ]?bit|low(er)? precision",
                 r"overflow|\bnot\b|n't|cannot|limit|65|range|too (large|big)|-inf|out of|largest",
             ),
-            unless=r"more precise|is fine|works fine|no problem",
-            against=r"1e9 (works|fits|is fine|is ok)",
+            unless=r"more precise|is fine|works fine|no problem|exactly (0|zero)",
+            against=r"1e9 (works|fits|is fine|is ok|is (just |exactly )?(the )?same)",
         ),
         Point(
             "a row without a visible key becomes NaN",
             (r"\bnans?\b", r"row|all|every|fully|complete|quer|nothing|no key|padd|empty"),
-            unless=r"cannot happen|never|no nan",
-            against=r"nan (never|cannot)|(fully|completely|all) masked( row)? (gives|becomes|returns|is) "
+            unless=r"cannot happen|never|no nan|everywhere|always",
+            against=r"nan (never|cannot|everywhere)|(fully|completely|all) masked( row)? (gives|becomes|returns|is) "
             r"(zeros?|0|uniform)",
         ),
     ),

@@ -39,6 +39,20 @@ def steps_before(made: type, failure: ErrorPlace) -> set[int]:
     return done
 
 
+def report_with(made: type, failure: ErrorPlace, meant: str) -> Report | None:
+    """The checker's report on a class with other code where it fails; None if that cannot be told."""
+    lines, failed = linecache.getlines(failure.filename), failure.span
+    written = lines[failed.line - 1].encode()
+    lines[failed.line - 1] = (written[: failed.column] + meant.encode() + written[failed.end_column :]).decode()
+    text = "".join(lines)  # with the same lines, so that findings name those of the answer
+    try:
+        tree = ast.parse(text)
+        tree.body = [node for node in tree.body if isinstance(node, DEFINITIONS)]
+        return check(_compiled(tree, made, text))
+    except CANNOT_TELL:
+        return None
+
+
 def steps_there(made: type) -> set[int] | None:
     """The numbers of the steps that a class does rightly before it returns; None if that cannot be told."""
     try:
@@ -73,12 +87,15 @@ def _report_without(made: type, failure: ErrorPlace, fewer: int) -> Report | Non
     return check(_compiled(tree, made)) if _cut(tree, failure.span, fewer) else None
 
 
-def _compiled(tree: ast.Module, made: type) -> type:
-    """The class of the tree that has the name of another one, among the names around that one."""
-    text, filename = ast.unparse(tree), f"<headwise: before the error {next(_numbers)}>"
+def _compiled(tree: ast.Module, made: type, source: str = "") -> type:
+    """The class of the tree that has the name of another one, among the names around that one.
+
+    A tree that was changed has no source with its lines; it is written anew.
+    """
+    text, filename = source or ast.unparse(tree), f"<headwise: before the error {next(_numbers)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     space = dict(namespace(made))
-    exec(compile(text, filename, "exec"), space)  # noqa: S102 - it ran before, as part of the answer
+    exec(compile(tree if source else text, filename, "exec"), space)  # noqa: S102 - it ran before, as part of the answer
     found: type = space[made.__name__]
     return found
 

@@ -199,6 +199,8 @@ def _spread(space: Space) -> None:
     spread = needs(space, "spread")
     for width in (4, 64):
         found = float(spread(width))
+        if math.isclose(found, math.sqrt(width), rel_tol=1e-7):  # a measurement is never that exact
+            raise WrongPartError(f"spread({width}) is exactly √{width}: nothing is measured")
         if not 0.85 * math.sqrt(width) < found < 1.15 * math.sqrt(width):
             raise WrongPartError(
                 f"spread({width}) is {found:.3g}; dot products of {width} terms spread by {math.sqrt(width):g}"

@@ -1,8 +1,10 @@
 """One try of a learner's code: what it says, and where in the code an error came from."""
 
+import ast
 import contextlib
 import dataclasses
 import difflib
+import linecache
 import os
 import re
 import traceback
@@ -30,6 +32,7 @@ QUESTIONS = {
     "return_types": "max and min give values and places; take .values",
     "'NoneType' object": "does a function end without a return?",
 }
+MODULES = {"F": "torch.nn.functional", "nn": "torch.nn", "torch": "torch", "math": "math"}  # by their usual names
 ALLOCATED = re.compile(r"tried to allocate (\d+) bytes")
 NAMED_ERRORS = (RuntimeError, TypeError, ValueError, AttributeError)
 Limit = Callable[[float], contextlib.AbstractContextManager[Any]]
@@ -72,6 +75,12 @@ class ErrorPlace(NamedTuple):
         """Its line."""
         return self.span.line
 
+    @property
+    def expression(self) -> ast.expr | None:
+        """What failed, if it is an expression."""
+        nodes = ast.walk(ast.parse("".join(linecache.getlines(self.filename))))
+        return next((node for node in nodes if isinstance(node, ast.expr) and Span.of(node) == self.span), None)
+
 
 @dataclasses.dataclass(frozen=True)
 class PartTrial:
@@ -82,6 +91,7 @@ class PartTrial:
     raised: bool = False
     selfless: bool = False  # a method has no self, so that none of its lines does what it should
     error: str = ""  # Python's or torch's own words for it
+    meant: str = ""  # the expression that a misspelt or forgotten name stands for
 
     @classmethod
     def of(cls, test: Callable[[], None], missing: Callable[[str], str], sizes: CallSizes | None = None) -> "PartTrial":
@@ -111,7 +121,7 @@ class PartTrial:
                 return cls(words, raised=True, selfless=True)
             place_of = failure_in(error)
             words = f"{RAISES}{type(error).__name__}: {_told(_again(test, error, place_of), place_of, sizes)}"
-            return cls(words, place_of, raised=True, error=str(error))
+            return cls(words, place_of, raised=True, error=str(error), meant=_repaired(error, place_of))
         return cls()
 
 
@@ -142,16 +152,66 @@ def _told(raised: _Raised, failure: ErrorPlace | None, sizes: CallSizes | None) 
     if failure is not None and sizes is not None and isinstance(error, NAMED_ERRORS):
         found = explained(error, failure.filename, sizes, trace=trace)
         if found is not None:
-            asked = _question(str(error))
-            return f"{found.title}: {found.detail}{asked and f'; {asked}'} (line {found.line})"
+            asked, line = _question(str(error)), found.line
+            if found.name == "float-size" and (divides := _division(error)) is not None:
+                asked, line = "/ gives a float, // a whole number", divides
+            return f"{found.title}: {found.detail}{asked and f'; {asked}'} (line {line})"
     of_shapes = isinstance(error, RuntimeError) and not ALLOCATED.search(str(error))
     met = "" if sizes is None or not of_shapes else _met(error, failure, sizes)
+    if isinstance(error, AssertionError) and not str(error) and failure is not None:
+        return f"{_false(error, failure)}{place(error)}"
     return f"{_explained(error)}{met}{place(error)}"
 
 
 def _met(error: Exception, failure: ErrorPlace | None, sizes: CallSizes) -> str:
-    words = "" if failure is None else shapes_met(error, failure.filename, sizes)
+    """The shapes of the tensors that met: of the operands or, where they cannot be told, of the statement's names."""
+    if failure is None:
+        return ""
+    words = ", ".join(_operands(error, failure, sizes)) or shapes_met(error, failure.filename, sizes)
     return words and f"; {words}"
+
+
+def _operands(error: Exception, failure: ErrorPlace, sizes: CallSizes) -> Iterator[str]:
+    """The tensors that the expression which failed is computed from, with their shapes."""
+    *_, frame = frames(error)
+    for part in _parts(failure.expression):
+        if any(isinstance(node, ast.NamedExpr | ast.Await) for node in ast.walk(part)):  # it would do something
+            continue
+        with torch.no_grad(), contextlib.suppress(Exception):  # a name of a comprehension, for example
+            value = eval(ast.unparse(part), frame.f_globals, frame.f_locals)  # noqa: S307 - it ran before
+            if isinstance(value, torch.Tensor):
+                yield f"{ast.unparse(part)} is {sizes.named(value.shape)}"
+
+
+def _parts(node: ast.expr | None) -> Iterator[ast.expr]:
+    """The operands of an expression: of an operator, or of a call with what it is a method of."""
+    if isinstance(node, ast.BinOp):
+        yield from (node.left, node.right)
+    elif isinstance(node, ast.Call):
+        given = (*node.args, *(word.value for word in node.keywords))
+        owner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+        for part in (*owner, *given):
+            yield from part.elts if isinstance(part, ast.List | ast.Tuple) else (part,)
+
+
+def _division(error: BaseException) -> int | None:
+    """The line nearest to an error, of those through which it came, that divides with /."""
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(INSTALLED)]
+    return next((frame.lineno for frame in reversed(lines) if re.search(r"(?<!/)/(?!/)", frame.line or "")), None)
+
+
+def _false(error: AssertionError, failure: ErrorPlace) -> str:
+    """The condition that an assertion without words asks for, and the values in it."""
+    *_, frame = frames(error)
+    condition, values = failure.expression, dict[str, Any]()
+    for node in ast.walk(condition) if condition is not None else ():
+        if isinstance(node, ast.Name | ast.Attribute):
+            with contextlib.suppress(Exception):  # a name that is defined later
+                name = ast.unparse(node)
+                values[name] = eval(name, frame.f_globals, frame.f_locals)  # noqa: S307 - it ran before
+    told = ", ".join(f"{name} is {value}" for name, value in values.items() if isinstance(value, int | float | tuple))
+    asked = "what is asserted" if condition is None else ast.unparse(condition)
+    return f"{asked} is false" + (f"; {told}" if told else "")
 
 
 def _explained(error: Exception) -> str:
@@ -184,6 +244,17 @@ def _meant(error: Exception) -> str | None:
         layers = getattr(error.obj, "_modules", {})
         known = {*dir(error.obj), *layers}
     return next(iter(difflib.get_close_matches(error.name, [name for name in known if name[:2] != "__"], 1)), None)
+
+
+def _repaired(error: Exception, failure: ErrorPlace | None) -> str:
+    """What a misspelt name should be, or a module that was not imported, as code; empty if neither is known."""
+    expression = None if failure is None else failure.expression
+    if isinstance(error, NameError) and error.name in MODULES:
+        return f"__import__('importlib').import_module('{MODULES[error.name]}')"
+    near = _meant(error)
+    if near is None or expression is None:
+        return ""
+    return f"{ast.unparse(expression.value)}.{near}" if isinstance(expression, ast.Attribute) else near
 
 
 def frames(error: BaseException) -> Iterator[types.FrameType]:

@@ -1,10 +1,12 @@
 """A learner's files: writing the skeletons, grading a file in a process of its own, training its model."""
 
+import ast
 import contextlib
 import dataclasses
 import importlib.util
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,11 +22,15 @@ from headwise.learn.course.trial import EndlessPartError, place
 STOPPED, UNREADABLE = "your file stops before it defines {}", "your file cannot be read yet"
 LOADING = 10.0  # seconds for the statements of a file
 
-HEADER = """{quotes}Exercise {number} of {count}: {title} (difficulty {difficulty} of 5, about {minutes} minutes).
+WIDTH = 79  # columns of the text in a file
+HEADER = """{quotes}Exercise {number} of {count}: {title}.
+
+Difficulty {difficulty} of 5, about {minutes} minutes.
 
 {idea}
 
-Write the code, then run `headwise course {number}`. `headwise course {number} --hint` gives three hints for each step.
+Write the code, then run `headwise course {number}`.
+`headwise course {number} --hint` gives three hints for each step.
 {quotes}
 """
 
@@ -49,13 +55,11 @@ class Workspace:
 
     def introduced(self, exercise: Exercise, source: str) -> str:
         """A source with what the exercise is about in its docstring."""
-        import textwrap
-
         body = source.split('"""', 2)[2].lstrip("\n")  # without the docstring of the solution
-        idea = "\n".join(textwrap.wrap(exercise.idea, 100))
+        idea = "\n".join(textwrap.wrap(exercise.idea, WIDTH))
         number, count = self.number(exercise), len(self.exercises)
         sizes = {"difficulty": exercise.difficulty, "minutes": exercise.minutes, "title": exercise.title}
-        return HEADER.format(quotes='"""', number=number, count=count, idea=idea, **sizes) + "\n" + body
+        return HEADER.format(quotes='"""', number=number, count=count, idea=idea, **sizes) + "\n" + _folded(body)
 
     def lay_out(self, exercise: Exercise) -> bool:
         """Write the file unless it exists; returns whether it was written."""
@@ -74,6 +78,18 @@ class Workspace:
     def touched(self, exercise: Exercise) -> bool:
         """Whether the learner has written anything."""
         return self.path(exercise).read_text(encoding="utf-8", errors="replace") != self.text(exercise)
+
+
+def _folded(source: str) -> str:
+    """A source with its docstrings in lines that fit."""
+    lines = source.splitlines()
+    documented = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    for node in documented:
+        text = node.body[0]
+        for n in range(text.lineno - 1, text.end_lineno or text.lineno) if ast.get_docstring(node) else ():
+            indent = lines[n][: -len(lines[n].lstrip())]
+            lines[n] = textwrap.fill(lines[n], WIDTH, subsequent_indent=indent) if lines[n].strip() else ""
+    return "\n".join(lines) + "\n"
 
 
 def grade_file(exercise: Exercise, path: Path, progress: Callable[[str], None] = lambda _: None) -> Grade:

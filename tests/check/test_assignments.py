@@ -254,6 +254,15 @@ def test_the_list_of_heads_fits_the_book_that_shows_one_and_nothing_else(tmp_pat
     assert judged(tmp_path, WRAPPER, form="homework").verdict == "wrong"
 
 
+@pytest.mark.parametrize("form", ["book", "homework"])
+def test_dropout_on_the_output_is_not_where_the_document_has_it(form, tmp_path):
+    on_weights, on_heads = "(self.dropout(weights) @ value)", "self.dropout(weights @ value)"
+    report = judged(tmp_path, changed(find_form(form).solution(), (on_weights, on_heads)), form=form)
+    assert report.cause == "form-dropout", report
+    assert report.wrong[0].text.startswith("return self.out_proj(self.dropout")
+    assert judged(tmp_path, changed(find_form(form).solution(), (on_weights, on_heads))).verdict == "variant"
+
+
 def test_a_class_that_cannot_be_called_otherwise_is_judged_by_the_example_of_the_document(tmp_path):
     source = changed(
         find_form("interview").solution(),

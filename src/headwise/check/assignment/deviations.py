@@ -23,12 +23,14 @@ from headwise.check.environment import quiet
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.masks import line_of_meaning
 from headwise.check.faults.stages import stage_findings
+from headwise.check.faults.training import dropped_late
 from headwise.check.mistakes import Finding, Found, Note, error_words
 from headwise.check.objects import call_parameters, entry, modules
 from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report
 from headwise.check.trace import error_line
 
+ON_WEIGHTS = "dropout on the weights; here it acts on what is made with them"
 MIXING = ("split-view", "merge-view", "softmax-axis", "attends-over-heads", "attends-over-batch", "batch-leak")
 WRAPPER_LACKS = ("too-wide", "no-out-proj")  # mistakes anywhere but in a document that shows such a wrapper
 
@@ -98,6 +100,7 @@ class Deviations:
             ("form-call", self._line_of("forward"), self.call_problems),
             ("form-return", self._return_line(), self._return_problems()),
             ("form-mask", self._mask_line(), self._mask_problems()),
+            ("form-dropout", self._late_dropout, [("wrong", ON_WEIGHTS)] if self._late_dropout else []),
             ("form-name", named[0][0] if named else None, [problem for _, problem in named]),
         ):
             found = list(problems)
@@ -107,6 +110,11 @@ class Deviations:
                 yield Finding(name, f"{self.form.title} has {'; '.join(words)}", place, severity=severity)
         if self.form.is_wrapper(self.bound.thing):
             yield Note("variant", f"a list of heads side by side without an output projection, as in {self.form.title}")
+
+    @cached_property
+    def _late_dropout(self) -> int | None:
+        """The line where dropout acts on the output, if the document has it on the weights."""
+        return dropped_late(self.bound, self.reading) if "dropout" in self.form.constructor else None
 
     @property
     def _is_fragment(self) -> bool:

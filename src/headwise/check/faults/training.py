@@ -104,16 +104,28 @@ def _idle_layer(bound: Bound, dropping: Any) -> Finding | None:
     return None
 
 
+def dropped_late(bound: Bound, reading: AttentionReading | None) -> int | None:
+    """The line on which dropout acts on the output, where it acts on the weights nowhere."""
+    dropping = _with_dropout(bound)
+    return None if dropping is None else _late(bound, reading, dropping)
+
+
 def _place_of_dropout(bound: Bound, reading: AttentionReading | None, dropping: Any) -> Iterator[Note]:
     """That dropout acts on the output only, where a reader may expect it on the weights."""
+    if _late(bound, reading, dropping) is not None:
+        yield Note("good", "dropout acts on the output, not on the weights")
+
+
+def _late(bound: Bound, reading: AttentionReading | None, dropping: Any) -> int | None:
     with contextlib.suppress(Exception):
         thing = copy.deepcopy(dropping)
         _train(thing)
-        drawn = [n.value.shape for n in bound.called(thing=thing).trace.nodes if n.op in RANDOM]
+        drawn = [n for n in bound.called(thing=thing).trace.nodes if n.op in RANDOM]
         table = () if reading is None else reading.core.weights.shape[-2:]
-        late = bool(drawn) and bound.output is not None and drawn[-1] == bound.output.shape
-        if late and reading is not None and not any(shape[-2:] == table for shape in drawn):
-            yield Note("good", "dropout acts on the output, not on the weights")
+        late = bool(drawn) and bound.output is not None and drawn[-1].value.numel() == bound.output.numel()
+        if late and reading is not None and not any(n.value.shape[-2:] == table for n in drawn):
+            return drawn[-1].line
+    return None
 
 
 def _other_rates(bound: Bound, reading: AttentionReading | None, names: list[str]) -> Iterator[Finding]:

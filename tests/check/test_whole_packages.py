@@ -331,3 +331,16 @@ def test_an_assertion_in_training_mode_is_no_difference(tmp_path):
     text = layer(before="assert not self.training or T % 13 == 0")
     report = judged(tmp_path, text)
     assert (report.verdict, report.wrong) == ("partial", []), report
+
+
+@pytest.mark.parametrize(
+    ("made", "verdict"), [("self.soft = nn.Softmax(-1)", "partial"), ("self.act = nn.ReLU()", "variant")]
+)
+def test_an_activation_of_the_heads_is_meant_where_there_is_a_layer_for_it(tmp_path, made, verdict):
+    used = "self.act(y)" if "act" in made else "y.relu()"
+    text = (
+        layer(made=made)
+        .replace("        return self.out((", "        y = ((")
+        .replace("reshape(B, T, E))", "reshape(B, T, E))\n")
+    )
+    assert judged(tmp_path, text + f"        return self.out({used})\n").verdict == verdict

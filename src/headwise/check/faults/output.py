@@ -89,9 +89,8 @@ def around_output(bound: Bound, reading: AttentionReading) -> Found:
         return
     if out.before:
         yield Note("variant", f"a {out.before} between the heads and the output projection")
-        if out.before not in ("norm", "gate") and not any(
-            type(m).__module__.endswith("activation") for m in modules(bound.thing)
-        ):
+        layers = {type(m).__name__.lower() for m in modules(bound.thing)}  # nn.Softmax is no activation of the heads
+        if out.before not in ("norm", "gate", *layers):
             yield Note("untried", f"whether the {out.before} of the heads is meant")
     if out.residual:
         yield Note("variant", "the input is added to the output (residual)")

@@ -344,3 +344,9 @@ def test_an_activation_of_the_heads_is_meant_where_there_is_a_layer_for_it(tmp_p
         .replace("reshape(B, T, E))", "reshape(B, T, E))\n")
     )
     assert judged(tmp_path, text + f"        return self.out({used})\n").verdict == verdict
+
+
+def test_a_view_of_no_numbers_asks_for_a_longer_input(tmp_path):
+    report = judged(tmp_path, layer(before="q = q.reshape(B, H, 64, T // 64, D).mean(3)"))
+    assert (report.verdict, report.wrong) == ("unknown", []), report
+    assert "too short" in str(report)

@@ -127,12 +127,20 @@ class View:
         return f"What the attention heads{self._of_model} do with {self._quoted}{self._keys_quoted}"
 
     def compared(self, other: "View") -> str:
-        """The heading of a comparison."""
+        """The heading of a comparison.
+
+        Args:
+            other: the view that this one is compared with.
+        """
         model = other._of_model if other.model != self.model else ""
         return f"{self.heading}, compared with {other._quoted}{other._keys_quoted}{model}"
 
     def name_beside(self, other: "View") -> str:
-        """A short name that tells it from another view: the first word that differs, or the model."""
+        """A short name that tells it from another view: the first word that differs, or the model.
+
+        Args:
+            other: the view that it stands beside.
+        """
         words, others = (SPECIAL.sub(" ", view._plain).split() for view in (self, other))
         for place, word in enumerate(words):
             if word not in others[place : place + 1]:

@@ -34,6 +34,7 @@ CERTAIN = (NameError, AttributeError, TypeError, IndexError, KeyError, UnboundLo
 ARGUMENTS = re.compile(r"(?:\w+\.)*(\w+)\(\) (?:missing|takes) ")
 OUR_CALLS = {"forward", "__init__", "__call__"}
 SEVERAL = 4  # guesses, of numbers and of None
+EMPTY_VIEW = re.compile(r"shape '\[([^\]]*, )?0[,\]].* is invalid for input of size")
 OF_PICTURES = "1, 1], expected input"  # a layer for pictures refuses what we passed
 # Perhaps we passed something of another kind.
 OURS = (
@@ -336,7 +337,7 @@ def _excuse(failure: Failure, case: Case) -> str:
     if flags and failure.called is None and (failure.deliberate or isinstance(failure.error, AssertionError)):
         return f"the constructor asks for arguments that are off or None by default: {', '.join(flags[:3])}"
     about_shapes = isinstance(failure.error, RuntimeError | ValueError) and failure.called is not None
-    if about_shapes and " 0" in str(failure.error).partition("is invalid for input of size")[0][-40:]:
+    if about_shapes and EMPTY_VIEW.search(str(failure.error)) is not None:
         return "a size comes out as 0: the input may be too short for it"
     if about_shapes and (said := states_no_tokens(case, (failure.called or "").split(", "))) is not None:
         return f"line {said} gives an input no axis of tokens"

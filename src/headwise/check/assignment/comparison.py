@@ -26,7 +26,7 @@ from headwise.check.code.candidates import candidates
 from headwise.check.code.case import Case
 from headwise.check.code.loader import load
 from headwise.check.faults.mask_meaning import measured
-from headwise.check.faults.masks import line_of_meaning
+from headwise.check.faults.mask_promises import line_of_meaning
 from headwise.check.mistakes import ORDER, Finding, Found, Note, error_words
 from headwise.check.objects import call_parameters
 from headwise.check.reading import AttentionReading, read

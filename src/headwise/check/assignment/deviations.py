@@ -20,10 +20,10 @@ from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, leaves, prepare
 from headwise.check.code.case import Case
 from headwise.check.environment import quiet
+from headwise.check.faults.dropout import dropped_late
 from headwise.check.faults.mask_meaning import measured
-from headwise.check.faults.masks import line_of_meaning
+from headwise.check.faults.mask_promises import line_of_meaning
 from headwise.check.faults.stages import stage_findings
-from headwise.check.faults.training import dropped_late
 from headwise.check.mistakes import Finding, Found, Note, error_words
 from headwise.check.objects import call_parameters, entry, modules
 from headwise.check.reading import AttentionReading, read

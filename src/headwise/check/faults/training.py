@@ -1,4 +1,4 @@
-"""How it trains: the same in both modes, equal on average, with gradients for every weight and no layers made in a call."""
+"""How it trains: the same in both modes, equal on average, with gradients for all weights and no layers made in a call."""
 
 import contextlib
 import copy

@@ -1,4 +1,4 @@
-"""How it trains: the same in both modes, equal on average, with gradients for all weights and no layers made in a call."""
+"""How it trains: both modes agree, all weights get gradients, and no call makes layers."""
 
 import contextlib
 import copy

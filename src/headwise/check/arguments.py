@@ -198,10 +198,9 @@ def _with_config(
             if not missed:
                 break
     first = {key: found[0] for key, found in unknown.items()}
-    for p in parameters:
-        if p.name in flags_asked_of(cls):
-            config = StandInConfig(sizes, own, first, None, uses)
-            yield replace(_configured(cls, parameters, kinds, config, 0, {p.name: True}), natural=False, guessed=1)
+    for name in sorted(flags_asked_of(cls)):
+        config = StandInConfig(sizes, own, first, None, uses)
+        yield replace(_configured(cls, parameters, kinds, config, 0, {name: True}), natural=False, guessed=1)
 
 
 def _picks(
@@ -278,10 +277,8 @@ def _with_names(
     pairs = {p.name: area(sizes.T) for p in sides if p.default is not p.empty}
     if pairs and not unknown:  # of an area that is not as long as our input
         yield _built(cls, known | pairs, natural=False)
-    asked = flags_asked_of(cls)
-    for p in parameters:
-        if not unknown and p.name in asked:
-            yield _built(cls, known | {p.name: True}, natural=False)
+    for name in sorted(flags_asked_of(cls)) if not unknown else ():
+        yield _built(cls, known | {name: True}, natural=False)
     for p in parameters:  # something on by default may need inputs that we do not know
         count = type(p.default) is int and 1 < p.default <= 64
         if not unknown and p.name not in known and (p.default is True or count):
@@ -299,7 +296,7 @@ def _parts(cls: type, names: list[str], sizes: CallSizes, namespace: Mapping[str
 
 
 def flags_asked_of(cls: type, off: bool | None = False) -> set[str]:
-    """Names in the conditions under which the code refuses its arguments, of flags that are off by default, or None."""
+    """Arguments with the default `off` that stand in the conditions under which the code refuses what it is given."""
     nodes = [*ast.walk(source_tree(cls))]
     tests = [n.test for n in nodes if isinstance(n, ast.Assert)]
     tests += [n.test for n in nodes if isinstance(n, ast.If) and any(isinstance(part, ast.Raise) for part in n.body)]

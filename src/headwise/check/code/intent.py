@@ -108,8 +108,7 @@ def _is_of_other(case: Case, line: int, name: str) -> bool:
             text for text in reversed(lines[: line - 1]) if text.strip() and _indent(text) < _indent(lines[line - 1])
         )
         heading = re.match(r"\s*[`*-]*\s*(\w+)`*\s*(?:\([^)]*\))?\s*:", next(above, ""))
-        other = heading is not None and heading[1] not in (name, "mask", "masks")
-        return other and heading is not None and call_role(heading[1]) == "mask"
+        return heading is not None and heading[1] not in (name, "mask", "masks") and call_role(heading[1]) == "mask"
     code = next((text for text in lines[line:] if text.strip() and not text.lstrip().startswith("#")), "")
     made = re.match(r"\s*(\w+)\s*=[^=]", code)
     return made is not None and made[1] != name and call_role(made[1]) == "mask"
@@ -218,7 +217,8 @@ def states_one_token(case: Case) -> int | None:
 def states_no_tokens(case: Case, names: Iterable[str]) -> int | None:
     """The line that gives an input the shape (batch, width); None where none does."""
     inputs = "|".join(map(re.escape, names))
-    said = rf"\b(?:{inputs})\b(?:(?!mask|padding)[^.\n]){{0,40}}[(\[]\s*{BATCH}\s*,\s*\w+\s*[)\]]"
+    width = r"(?:\w*(?:dim|model|embed|hidden|feat|channel)\w*|[dec])"
+    said = rf"\b(?:{inputs})\b(?:(?!mask|padding)[^.\n]){{0,40}}[(\[]\s*{BATCH}\s*,\s*{width}\s*[)\]]"
     return next((line for line, text in _statements(case, case.own) if re.search(said, text, re.IGNORECASE)), None)
 
 

@@ -43,9 +43,8 @@ ALMOST = 0.8  # likeness of a misspelled word
 CUT_BEFORE = re.compile(r"^(Shifted)?Window(ed)?(Multi|Self|Att|MSA|MHA)", re.IGNORECASE)  # as in Swin
 NARROW = 2  # tokens in a window
 GUESSES = {"int": (2,), "float": (0.7,), "bool": (True,)}  # for an argument that is None by default
-STREAMS_CHOSEN = re.compile(
-    r"selfatt|crossatt|encoderdecoder"
-)  # options that say from which input keys and values come
+# Options that say from which input keys and values come.
+STREAMS_CHOSEN = re.compile(r"selfatt|crossatt|encoderdecoder")
 
 
 def constructor_options(bound: Bound, reading: AttentionReading | None) -> Found:

@@ -287,21 +287,25 @@ def _judged_size(other: Bound, sizes: CallSizes, first: AttentionReading) -> Fou
         yield Note("untried", f"{_words(sizes)}, it could not be read")
         return
     found = [f for f in stage_findings(other, seen) if f.severity == "wrong"]
-    if found and sizes.D % QUARTERED and any(f.name.startswith(("rotary", "head-width")) for f in found):
-        wide = replace(sizes, E=QUARTERED * sizes.H, B=batch_for(QUARTERED * sizes.H))
-        with contextlib.suppress(Exception):  # it takes this width only
-            again = other.resized(wide)
-            seen_again = None if again is None else read(again)
-            if again is not None and seen_again is not None:
-                sure = [f for f in stage_findings(again, seen_again) if f.severity == "wrong"]
-                if not sure:
-                    yield Note("untried", f"{_words(sizes)}, of which a part is rotated")
-                    return
+    if any(f.name.startswith(("rotary", "head-width")) for f in found) and _is_right_with_wide_heads(other, sizes):
+        yield Note("untried", f"{_words(sizes)}, of which a part is rotated")
+        return
     yield from (replace(f, detail=f"{f.detail} ({_words(sizes)})") for f in found)
     if not found:
         error = prediction_error(other, seen)
         if error is not None and not error < TOLERANCE:
             yield Note("doubt", f"{_words(sizes)}, the output differs by {error:.2g} from what was understood")
+
+
+def _is_right_with_wide_heads(other: Bound, sizes: CallSizes) -> bool:
+    """Whether nothing is wrong where a part of every head can be rotated, as a quarter of its numbers."""
+    width = QUARTERED * sizes.H
+    with contextlib.suppress(Exception):  # it takes the other width only
+        wide = other.resized(replace(sizes, E=width, B=batch_for(width)))
+        seen = None if wide is None else read(wide)
+        if wide is not None and seen is not None:
+            return not any(f.severity == "wrong" for f in stage_findings(wide, seen))
+    return False
 
 
 def _widths(bound: Bound) -> Found:

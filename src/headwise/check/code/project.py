@@ -64,6 +64,9 @@ class Project(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         while (top / "__init__.py").is_file() and top.parent != top:
             names.insert(0, top.name)
             top = top.parent
+        if names and _is_installed_in(names[0], top):  # imported as everybody imports it
+            self.folders = []
+            return ".".join(names), {}
         if not names:  # relative imports also occur in folders without an __init__: all of the project is one package
             root = [folder for folder in self.folders if folder in self.path.parents][-1]
             return ".".join([PREFIX + "project", *self.path.parent.relative_to(root).parts]), {PREFIX + "project": root}
@@ -180,6 +183,15 @@ def _is_installed(name: str) -> bool:
         return True
     with contextlib.suppress(Exception):  # a broken package on the path
         return importlib.machinery.PathFinder.find_spec(name) is not None
+    return False
+
+
+def _is_installed_in(name: str, folder: Path) -> bool:
+    """Whether importing this name gives the package in this folder, as it does for an installed package."""
+    with contextlib.suppress(Exception):  # a broken package on the path
+        spec = importlib.machinery.PathFinder.find_spec(name)
+        places = [] if spec is None else spec.submodule_search_locations or []
+        return any(Path(place).resolve() == folder / name for place in places)
     return False
 
 

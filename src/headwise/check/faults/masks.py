@@ -408,6 +408,25 @@ def masks_elsewhere(bound: Bound, reading: AttentionReading | None) -> Found:
                 continue  # it does not take these lengths, mask or no mask
             T, S = inputs.query.shape[1], inputs.key.shape[1]
             yield from _masked_at(bound, reading, argument, tried, inputs, f"{T} queries and {S} keys")
+        yield from _masked_at_equal_sizes(bound, reading, argument)
+
+
+def _masked_at_equal_sizes(bound: Bound, reading: AttentionReading, argument: MaskArgument) -> Found:
+    """With as many samples, queries and keys as heads, code that tells the axes of a mask by their sizes errs."""
+    H = reading.core.weights.shape[1]
+    inputs = make_inputs(bound.form, replace(bound.sizes, B=H, T=H, S=H), seed=23)
+    if H == 1 or bound.output_of(inputs) is None:
+        return
+    made = {shape: mask.shape for shape, mask, _ in shaped_masks(H, H, H, H)}
+    taken = [made.get(shape) for shape in argument.shapes()]
+    for shape in argument.shapes():
+        tried = argument.first(argument.meaning, shape)
+        if tried is not None and shape in made and taken.count(made[shape]) == 1:  # else it may be either of two
+            words = f"{H} samples, {H} heads and {H} tokens"
+            found = list(_masked_at(bound, reading, argument, tried, inputs, words))
+            yield from found
+            if found:
+                return
 
 
 def _masked_at(

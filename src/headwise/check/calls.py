@@ -362,6 +362,10 @@ def _with_fixed(form: CallForm, parameters: list[inspect.Parameter], sizes: Call
     open_masks = [p.name for p in parameters if p.name in form.masks and p.default is None]
     if open_masks:  # a mask that is optional by its default but needed in fact
         yield from (replace(form, fixed={open_masks[0]: mask}) for mask in _neutral_masks(sizes))
+    tables = [p for p in parameters if p.default is None and call_role(p.name) == "rotary"]  # also needed in fact
+    for values in itertools.islice(itertools.product(*(_choices(p, sizes) for p in tables)), len(tables) * 12):
+        given = dict(zip((p.name for p in tables), values, strict=True))
+        yield from (replace(form, fixed=values | given) for values in fixed[:1])
     one = [alone | {name: form.roles[name]} for name in optional] if len(optional) > 1 and alone else []
     yield from (replace(form, roles=roles, fixed=values) for roles in one for values in fixed)  # one instead of another
     if optional and alone:

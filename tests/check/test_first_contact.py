@@ -446,3 +446,15 @@ def test_an_output_projected_back_to_the_input_width_is_not_called_wrong(tmp_pat
     report = judged(tmp_path, text)
     assert report.verdict == "partial", report
     assert any("whether the output should be as wide as the input" in item.words for item in report.certificate)
+
+
+def test_a_mask_whose_axes_are_told_by_their_sizes_is_wrong_where_sizes_are_equal(tmp_path, one_thread):
+    file = tmp_path / "attention.py"
+    read = "        if mask is not None:\n"
+    assert read in RIGHT
+    file.write_text(
+        RIGHT.replace(read, f"{read}            mask = mask.transpose(0, 1) if len(mask) == self.num_heads else mask\n")
+    )
+    report = judge_file(file)
+    assert report.verdict == "wrong", report
+    assert "4 samples, 4 heads and 4 tokens" in report.findings[0].detail

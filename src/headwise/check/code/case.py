@@ -138,6 +138,11 @@ class Case:
         returns = (n for n in ast.walk(own) if isinstance(n, ast.Return)) if own is not None else ()
         return next((n.lineno for n in returns if isinstance(n.value, ast.Tuple) and len(n.value.elts) == 1), None)
 
+    def holds_constant(self, name: str) -> bool:
+        """Whether the file sets an attribute of this name to True or False wherever it sets it, or not at all."""
+        stored = [n for n in ast.walk(self.whole_tree) if isinstance(n, ast.Assign) and _stores(n, name)]
+        return bool(stored) and all(isinstance(n.value, ast.Constant) for n in stored)
+
     def never_reads_attribute(self, name: str) -> bool:
         """Whether nothing in the file reads `self.name`."""
         nodes = (n for n in ast.walk(self.whole_tree) if isinstance(n, ast.Attribute) and n.attr == name)
@@ -467,3 +472,8 @@ def _returned_values(statement: ast.Return) -> Iterator[ast.expr]:
     if isinstance(value, ast.IfExp):
         value = max((value.body, value.orelse), key=lambda branch: isinstance(branch, ast.Tuple))
     yield from value.elts if isinstance(value, ast.Tuple) else []
+
+
+def _stores(statement: ast.Assign, name: str) -> bool:
+    """Whether an assignment sets an attribute of this name."""
+    return any(isinstance(n, ast.Attribute) and n.attr == name for t in statement.targets for n in ast.walk(t))

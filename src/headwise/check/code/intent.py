@@ -1,5 +1,6 @@
 """What a file says about its masks: comments, docstrings and notes such as `1 = keep` or `True for padding`."""
 
+import ast
 import io
 import re
 import tokenize
@@ -61,7 +62,7 @@ def stated_meaning(case: Case, name: str) -> Stated | None:
         found = [
             Stated(meaning, line)
             for line, said in _statements(case, text)
-            for part in _about("" if OF_TORCH.search(said) or _is_of_other(case, line, name) else said, name)
+            for part in _about(case, "" if OF_TORCH.search(said) or _is_of_other(case, line, name) else said, name)
             if (meaning := _meaning(part)) is not None
         ]
         if found:
@@ -69,13 +70,21 @@ def stated_meaning(case: Case, name: str) -> Stated | None:
     return None
 
 
-def _about(text: str, name: str, others: str = rf"{MASK}|\b\w+_lens?\b") -> Iterator[str]:
+def _about(case: Case, text: str, name: str, others: str = rf"{MASK}|\b\w+_lens?\b") -> Iterator[str]:
     """The part of a line that speaks of this mask: from its name, or from the word mask, to the name of another one."""
+    words = {"mask", "masks"} - _beside(case, name)
     names = list(re.finditer(others, text, re.IGNORECASE))
-    others_named = [m for m in names if m[0].lower() not in ("mask", "masks", name.lower())]
+    others_named = [m for m in names if m[0].lower() not in (*words, name.lower())]
     for match in names:
-        if match[0] == name or (match[0].lower() in ("mask", "masks") and not others_named):
+        if match[0] == name or (match[0].lower() in words and not others_named):
             yield text[match.start() : next((m.start() for m in others_named if m.start() > match.start()), None)]
+
+
+def _beside(case: Case, name: str) -> set[str]:
+    """The other arguments of the functions that take one of this name."""
+    functions = (n for n in ast.walk(case.tree) if isinstance(n, ast.FunctionDef))
+    taken = ({a.arg for a in ast.walk(f.args) if isinstance(a, ast.arg)} for f in functions)
+    return set().union(*(names - {name} for names in taken if name in names))
 
 
 def stated_shapes(case: Case, name: str) -> list[Stated]:
@@ -86,7 +95,7 @@ def stated_shapes(case: Case, name: str) -> list[Stated]:
         first = ARROW.split(said)[0]
         text = first if re.search(others, first) else said  # what follows is the shape that it is given later
         text = "" if _is_of_other(case, line, name) else text
-        for part in _about("" if _computes(text, name) or OTHER_MASK.search(text) else text, name, others):
+        for part in _about(case, "" if _computes(text, name) or OTHER_MASK.search(text) else text, name, others):
             before = NEXT.split(re.sub(r"\s+", " ", part)[:120])[0]
             near = re.match(r"\w+.{0,40}?[(\[]", before) is not None
             groups = re.findall(r"[(\[]([\w\s,·*]+)[)\]]", before) if near else []
@@ -134,7 +143,7 @@ def states_boolean(case: Case, name: str) -> int | None:
     typed = rf"\b{re.escape(name)}\s*:\s*[^,=)]*\b(BoolTensor|Bool\[)"
     lines = enumerate(case.source.splitlines(), 1)
     annotated = next((n for n, text in lines if re.search(typed, text)), None)
-    told = ((n, part) for n, text in _statements(case) for part in _described(text, name))
+    told = ((n, part) for n, text in _statements(case) for part in _described(case, text, name))
     said = (n for n, part in told if re.search(r"\bbool(ean|s)?\b", part, re.IGNORECASE))
     return next(said, annotated)
 
@@ -143,15 +152,15 @@ def states_integers(case: Case, name: str) -> int | None:
     """The line that says that this mask holds whole numbers: a word of the text, or the type of the argument."""
     typed = rf"\b{re.escape(name)}\s*:\s*[^,=)]*\b(LongTensor|IntTensor|Int\[)"
     annotated = next((n for n, text in enumerate(case.source.splitlines(), 1) if re.search(typed, text)), None)
-    told = ((n, part) for n, text in _statements(case) for part in _described(text, name))
+    told = ((n, part) for n, text in _statements(case) for part in _described(case, text, name))
     said = (n for n, part in told if re.search(r"\b(u?int\d*|integers?|long)\b", part, re.IGNORECASE))
     return next(said, annotated)
 
 
-def _described(text: str, name: str) -> Iterator[str]:
+def _described(case: Case, text: str, name: str) -> Iterator[str]:
     """What a line says of this mask, with the two words before its name, as in `an optional boolean mask`."""
     before = re.search(r"((?:\w+\s+){0,2})$", text.partition(name)[0]) if name in text else None
-    yield from ((before[1] if before is not None else "") + part for part in _about(text, name))
+    yield from ((before[1] if before is not None else "") + part for part in _about(case, text, name))
 
 
 def stated_window(case: Case, sizes: dict[str, int]) -> tuple[str, int, int] | None:

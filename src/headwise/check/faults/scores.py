@@ -22,7 +22,9 @@ from headwise.check.trace import VIEWS, Core, Node
 
 CAUSAL_NAME = re.compile(r"(?<!non)(?<!not)causal", re.IGNORECASE)
 CAUSAL_TEXT = re.compile(
-    r"(a |an |the )?((?!non|not)\w+[- ]){0,2}?causal\b(?![^.]*\b(if|optional\w*|unless|when)\b)", re.IGNORECASE
+    r"(a |an |the )?((?!non|not)\w+[- ]){0,2}?(causal|masked (multi[- ]?head(ed)? )?(self[- ])?attention)\b"
+    r"(?![^.]*\b(if|optional\w*|unless|when)\b)",
+    re.IGNORECASE,
 )
 OTHER_SCALE = 3.7  # that no configuration has
 OTHER_AXES = ("scale-length", "scale-batch")  # the right formula for the size of another axis
@@ -505,7 +507,8 @@ def _hides_in_longer_input(bound: Bound) -> bool:
 def _has_causal_switch(bound: Bound) -> bool:
     """Whether an argument of the constructor or the call, or an attribute, may switch a mask on."""
     names = [p.name for p in signature(bound.thing) + parameters_of(bound.case.target)]
-    names += [k for m in modules(bound.thing) for k, v in vars(m).items() if isinstance(v, bool) and k != "training"]
+    held = [k for m in modules(bound.thing) for k, v in vars(m).items() if isinstance(v, bool) and k != "training"]
+    names += [name for name in held if not bound.case.holds_constant(name)]
     return any(re.search(r"causal|mask|decoder|autoregress|flash|sdp", plain(name)) for name in names)
 
 

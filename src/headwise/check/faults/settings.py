@@ -16,7 +16,8 @@ from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN
 from headwise.check.code.choices import annotated, compared, kept_as
-from headwise.check.configuration import ABSENT, KeyUses, uses_of
+from headwise.check.code.example import example_arguments
+from headwise.check.configuration import ABSENT, KeyUses, as_dictionary, own_configuration, uses_of
 from headwise.check.faults.causal import CAUSAL_FLAGS
 from headwise.check.faults.options import doubts, returned_with
 from headwise.check.faults.questions import near, role_in
@@ -59,6 +60,23 @@ def constructor_options(bound: Bound, reading: AttentionReading | None) -> Found
             yield from _failed_option(bound, name, f"{name}={value!r}", error)
             continue
         yield from _judged(bound, reading, other, name, value)
+
+
+def misread_keys(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A key of the file's own configuration must be read under its name, not replaced by a default."""
+    config = bound.built.config
+    if config is None:
+        return
+    given = [as_dictionary(value) for value in example_arguments(bound.case).values()]
+    keys = {key for held in [own_configuration(bound.case.namespace), *given] for key in held}
+    unread = {plain(key): key for key in keys - config.asked}
+    for name in sorted(config.asked - keys):
+        if plain(name) in unread:
+            key = unread[plain(name)]
+            words = (
+                f"it asks for {name}, the configuration has {key}: it is never read, and a default stands in its place"
+            )
+            yield Finding("option-ignored", words, bound.case.line_with(rf"\b{re.escape(name)}\b"))
 
 
 def _misspelled(bound: Bound) -> Iterator[Finding]:

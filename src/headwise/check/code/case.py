@@ -236,6 +236,11 @@ class Case:
         found = [n for n in found if not several or len(list(_returned_values(n))) > 1]
         return max((n.lineno for n in found), default=None)
 
+    def returned_count(self, line: int) -> int:
+        """How many values the `return` on this line gives."""
+        found = [n for n in ast.walk(self.tree) if isinstance(n, ast.Return) and n.lineno == line]
+        return len(list(_returned_values(found[0]))) if found else 0
+
     def keyword_line(self, line: int | None, pattern: str) -> int | None:
         """The line of a keyword argument with such a name, in a call that starts on this line; otherwise the line."""
         calls = [n for n in ast.walk(self.tree) if isinstance(n, ast.Call) and n.lineno == line]
@@ -264,6 +269,11 @@ class Case:
         idle = [n.lineno for n in stored if ast.unparse(n.targets[0]) == ast.unparse(n.value)]
         idle += [n.lineno for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Name | ast.Attribute)]
         return min(idle, default=None)
+
+    def line_in_training(self, word: str) -> int | None:
+        """The line of a condition on `self.training` around a line that uses this word."""
+        tests = [n for n in ast.walk(self.tree) if isinstance(n, ast.If) and "training" in ast.unparse(n.test)]
+        return next((n.lineno for n in tests if re.search(rf"\b{word}\b", "\n".join(map(ast.unparse, n.body)))), None)
 
     def line_of_size(self, line: int | None) -> int | None:
         """The line, in the same function, that reads a size under a name which this line uses."""

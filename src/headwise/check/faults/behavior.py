@@ -269,7 +269,9 @@ def _judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
             sums = table.double().sum(-1).flatten()
             made = reading.core.trace.returned[index] if index < len(reading.core.trace.returned) else None
             inside = None if made is None else reading.core.trace.nodes[made].line
-            line = bound.case.return_line(inside, several=True) or bound.case.return_line(several=True)
+            line = bound.case.return_line(inside, several=True)
+            if line is None or bound.case.returned_count(line) > 2:  # the helper gives more: the choice is made later
+                line = bound.case.return_line(several=True) or line
             line = _line_beside_output(bound, reading, made) or line or reading.core.trace.last_line()
             words = f"rows of what is returned sum to {float(sums[0]):.4g}, {float(sums[1]):.4g}, …"
             if torch.allclose(sums, torch.ones_like(sums)):

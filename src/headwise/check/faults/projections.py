@@ -29,11 +29,13 @@ from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.objects import modules, tensors
 from headwise.check.reading import NONLINEAR, AttentionReading, Projection, multiple, read
 from headwise.check.trace import PRODUCTS, VIEWS, Core
+from headwise.check.vocabulary import plain
 
 WIDER = 4  # times as wide, for angles of which all but one are zero
 SHARED = re.compile(r"shared?|tied", re.IGNORECASE)
 TURNED = "row t compares key t with every query, where it should compare query t with every key"
 ROTARY = re.compile(r"rope|rotar|rotat|\bcos\b", re.IGNORECASE)
+MEMORY = re.compile(r"mem|context|enc|cond|source")  # what only keys and values are made from
 
 
 @of_stages
@@ -303,6 +305,11 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
                 memory = [argument for argument, role in bound.form.roles.items() if role == "memory"]
                 where = bound.case.overwriting_line(memory) or line(name)
                 yield Finding("wrong-role", f"the {name} is made from the queries' input, not from the memory", where)
+    elif "memory" in given and not (given & {"key", "value"}) and parts["query"].source == "key":
+        memory = [name for name, role in bound.form.roles.items() if role == "memory" and MEMORY.search(plain(name))]
+        if memory and {parts["key"].source, parts["value"].source} == {"query"}:
+            words = f"the query is made from {memory[0]}, key and value from the tokens that should ask"
+            yield Finding("wrong-role", words, line("query"))
     named = {name: named_role(part.role) for name, part in parts.items()}
     for name, part in parts.items():
         other = named[name]

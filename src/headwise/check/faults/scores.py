@@ -460,8 +460,10 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
     if discarded is None and idle is None and forgotten is not None and not bound.form.masks:
         yield Finding("causal-ignored", f"the method {forgotten[0]} is never called", forgotten[1])
     elif discarded is None and idle is None and _stores_a_triangle(bound) and not _may_be_switched(bound):
-        words = "a triangular mask is stored and never used"
-        yield Finding("causal-ignored", words, bound.case.idle_line() or _line_of_flag(bound, core.softmax_line))
+        inside = bound.case.line_in_training(r"\w*(mask|causal|tri[lu])\w*")
+        words = "a triangular mask is stored and " + ("used in training mode only" if inside else "never used")
+        where = inside or bound.case.idle_line() or _line_of_flag(bound, core.softmax_line)
+        yield Finding("causal-ignored", words, where)
     elif discarded is None and idle is None and says_causal(bound):
         words = "its name or its text says so, and every token sees the tokens after it"
         flag = bound.case.line_with(r"is_causal\s*=\s*False")

@@ -73,9 +73,7 @@ def misread_keys(bound: Bound, reading: AttentionReading | None) -> Found:
     for name in sorted(config.asked - keys):
         if plain(name) in unread:
             key = unread[plain(name)]
-            words = (
-                f"it asks for {name}, the configuration has {key}: it is never read, and a default stands in its place"
-            )
+            words = f"the configuration has {key}; the code reads {name} and falls back on a default"
             yield Finding("option-ignored", words, bound.case.line_with(rf"\b{re.escape(name)}\b"))
 
 

@@ -1,0 +1,142 @@
+"""Keys of configurations under another spelling, texts of several arguments, base classes, modes and helpers."""
+
+import pytest
+
+from headwise.check.verdict import judge_file
+
+CLASS = '''
+import math
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    """{text}"""
+
+    def __init__(self, cfg):
+        super().__init__()
+        self.heads, self.width = cfg.heads, cfg.dim // cfg.heads
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(cfg.dim, cfg.dim) for _ in range(4))
+        self.drop = nn.Dropout(getattr(cfg, {key!r}, 0.0))
+        self.register_buffer("tri", torch.ones(cfg.context, cfg.context).tril(), persistent=False)
+
+    def split(self, t):
+        return t.unflatten(-1, (self.heads, self.width)).transpose(1, 2)
+
+    def forward(self, {inputs}):
+        """{forward_text}"""
+        q, k, v = self.split(self.to_q({asks})), self.split(self.to_k({answers})), self.split(self.to_v({answers}))
+        scores = q @ k.mT / math.sqrt(self.width)
+        {masked}
+        y = self.drop(scores.softmax(-1)) @ v
+        return self.to_out(y.transpose(1, 2).flatten(2))
+
+
+layer = Attention(SimpleNamespace(dim=32, heads=4, context=9, dropout=0.1))
+'''
+TRIANGLE = "scores = scores.masked_fill(self.tri[:x.size(1), :x.size(1)] == 0, -torch.inf)"
+SLOTS = {
+    "text": "Attention of the tokens before.", "key": "dropout", "inputs": "x", "asks": "x", "answers": "x",
+    "forward_text": "x: (batch, tokens, dim)", "masked": TRIANGLE,
+}  # fmt: skip
+INHERITED = '''
+import torch.nn.functional as F
+from torch import nn
+
+
+class Base(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads, self.looks_back = heads, False
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.looks_back)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+class Decoder(Base):
+    """Masked self-attention: a token sees itself and what came before."""
+
+    def __init__(self, dim, heads):
+        {before}super().__init__(dim, heads)
+        {after}
+'''
+
+
+@pytest.fixture
+def judged(tmp_path, one_thread):
+    def judge(source, name=None):
+        file = tmp_path / "attention.py"
+        file.write_text(source)
+        return judge_file(file, name=name)
+
+    return judge
+
+
+def written(**slots):
+    return CLASS.format(**SLOTS | slots)
+
+
+def test_a_class_that_reads_its_configuration_rightly_is_right(judged):
+    assert judged(written()).verdict == "variant"
+
+
+def test_a_key_of_the_configuration_that_is_read_under_another_spelling_is_named(judged):
+    report = judged(written(key="drop_out"))
+    assert report.verdict == "wrong"
+    assert report.cause == "option-ignored"
+    assert "the configuration has dropout; the code reads drop_out" in str(report.findings[0].detail)
+    assert "drop_out" in report.findings[0].text
+
+
+def test_a_mask_that_hides_in_training_mode_only_is_told_by_its_condition(judged):
+    report = judged(written(masked=f"if self.training:\n            {TRIANGLE}"))
+    assert report.cause == "causal-ignored"
+    assert report.findings[0].text == "if self.training:"
+
+
+def test_queries_from_the_memory_are_a_wrong_role(judged):
+    slots = {"inputs": "tokens, memory", "forward_text": "", "masked": "pass"}
+    right, swapped = (
+        written(**slots, asks=asks, answers=answers).replace("self.register_buffer", "#")
+        for asks, answers in (("tokens", "memory"), ("memory", "tokens"))
+    )
+    assert judged(right).verdict == "right"
+    report = judged(swapped)
+    assert report.cause == "wrong-role"
+    assert "the query is made from memory" in report.findings[0].detail
+
+
+def test_arguments_that_one_line_describes_keep_their_own_shapes(judged):
+    steps = "scores = scores if mask is None else scores.masked_fill(mask == 0, -1e9)\n"
+    steps += "        if lengths is not None:\n"
+    steps += "            real = torch.arange(x.size(1)) < lengths[:, None]\n"
+    steps += "            scores = scores.masked_fill(~real[:, None, None], -1e9)"
+    text = "lengths: (b,) number of real tokens; mask: (n, n) for all samples, 0 = hidden"
+    report = judged(
+        written(inputs="x, lengths=None, mask=None", forward_text=text, masked=steps).replace(
+            "self.register_buffer", "#"
+        )
+    )
+    assert report.verdict == "right", report
+
+
+def test_a_flag_that_the_base_class_sets_back_does_not_make_a_class_causal(judged):
+    late = INHERITED.format(before="", after="self.looks_back = True")
+    assert judged(late, "Decoder").verdict == "variant"
+    early = INHERITED.format(before='self.__dict__["looks_back"] = True\n        ', after="")
+    report = judged(early, "Decoder")
+    assert report.cause == "causal-ignored", report
+
+
+def test_scores_among_three_results_of_a_helper_are_told_where_they_are_chosen(judged):
+    source = written().replace("y = self.drop(scores.softmax(-1)) @ v", "y, weights, raw = self.mix(scores, v)")
+    source = source.replace("self.to_out(y.transpose(1, 2).flatten(2))", "self.to_out(y.mT.flatten(1, 2).mT), raw")
+    mix = ("def mix(self, scores, v):", "    w = scores.softmax(-1)", "    return self.drop(w) @ v, w, scores", "")
+    report = judged(source.replace("    def forward", "\n    ".join(["    " + mix[0], *mix[1:], "def forward"])))
+    assert report.cause == "weights-returned", report
+    assert report.findings[0].text.endswith(", raw")

@@ -336,7 +336,7 @@ WRONG = [
         "scores.masked_fill(~mask, -math.inf)",
         "scores.masked_fill(~mask[:1], -math.inf)",
         "the mask argument",
-        "the mask reaches the wrong sample or head",
+        "does something else than the same mask expanded to",
     ),
     ("masks-and-padding", "weights = weights.masked_fill(~mask, 0.0)", "pass", "a query that sees nothing", "NaN"),
     ("cross-attention", "self.split(self.value(memory))", "self.split(self.value(x))", "two lengths", "raises"),
@@ -419,7 +419,8 @@ WRONG = [
     (
         "dropout",
         "self.dropout(scores.masked_fill(future, -math.inf).softmax(-1))",
-        "scores.masked_fill(future, -math.inf).softmax(-1) * (torch.rand_like(scores) > 0.5 if self.training else 1)",
+        "scores.masked_fill(future, -math.inf).softmax(-1) * "
+        "(torch.rand_like(scores) > self.dropout.p if self.training else 1)",
         "the average stays",
         "dropout changes the average",
     ),
@@ -634,3 +635,135 @@ RAISING = [
     ("block", "4 * d_model, d_model)", "d_model, d_model)", "the shape", "self.down takes 12 and gets (2, 5, 48)", []),
     ("block", "self, x: Tensor)", "x: Tensor)", "the shape", "forward has no self", []),
 ]  # fmt: skip
+
+# Answers that ignore an argument, or do the steps in another order than the task says: as in WRONG.
+BLOCK = (
+    "x = x + self.attention(self.first_norm(x))\n"
+    "        return x + self.down(nn.functional.gelu(self.up(self.second_norm(x))))"
+)
+BLOCKS = "nn.Sequential(*(Block(d_model, num_heads) for _ in range(num_layers)))"
+PASSED = "def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:"
+CAUSAL = "torch.ones(x.shape[1], x.shape[1]).triu(1).bool()"
+IGNORING = [
+    ("one-head", "scores.softmax", f"scores.masked_fill({CAUSAL}, -math.inf).softmax", "the scores",
+     "its earlier outputs do not change with the last token"),
+    ("one-head", "transpose(-2, -1)", "transpose(-2, -1) / query.shape[-1] ** 0.5", "the scores",
+     "leave that to exercise 3"),
+    ("scale", "20_000", "100", "the measurement", "with at least 10,000 dot products"),
+    ("scale", "scores.softmax", f"scores.masked_fill({CAUSAL}, -math.inf).softmax", "the head itself",
+     "Nothing is hidden here"),
+    ("mask", "torch.ones(length, length, dtype=torch.bool)", "torch.ones(5, 5, dtype=torch.bool)", "the triangle",
+     "causal_mask(3) has shape (5, 5)"),
+    ("split-and-merge", "num_heads, E // num_heads", "3, E // 3", "the shape of the split", "the view asks for"),
+    ("split-and-merge", "H * D", "21", "the merge", "the view asks for (2, 5, 21)"),
+    ("masks-and-padding", "torch.arange(longest)", "torch.arange(lengths.max())", "the padding mask",
+     "padding_mask gives shape (3, 1, 1, 5) for 3 lengths and longest=7; expected (3, 1, 1, 7)"),
+    ("masks-and-padding", "if mask is not None:\n            scores",
+     "if mask is None:\n            mask = torch.ones(T, T).tril().bool()\n"
+     "        if mask is not None:\n            scores",
+     "the layer without a mask", "called with x alone, its earlier outputs do not change"),
+    ("masks-and-padding", "(~mask, ", "(~mask[:, :1], ", "the mask argument", "a mask of shape (5, 5) does something"),
+    ("masks-and-padding", "if mask is not None:\n            scores",
+     "if mask is not None:\n            mask = mask if mask.dim() < 4 else mask[:, :, :1]\n            scores",
+     "the mask argument", "a mask of shape (5, 5) does something"),
+    ("cross-attention", "scores.softmax(-1)",
+     "scores.masked_fill(torch.ones(scores.shape[-2:]).triu(3).bool(), -math.inf).softmax(-1)", "who reads whom",
+     "output 0 does not depend on token 3 of 11 in memory"),
+    ("cross-attention", "query = self", "memory = memory[:, :7]; query = self", "who reads whom",
+     "output 0 does not depend on token 7 of 11 in memory"),
+    ("dropout", "nn.Dropout(dropout)", "nn.Dropout(0.5)", "dropout in training", "with dropout=0.2 50% of the weights"),
+    ("dropout", "nn.Dropout(dropout)", "nn.Dropout(1 - dropout)", "dropout in training", "80% of the weights"),
+    ("dropout", "dropout: float = 0.1", "dropout: float = 0.5", "dropout in training", "made without a dropout"),
+    ("dropout", "future, -math.inf", "future & False, -math.inf", "the layer itself", ""),
+    ("cache-and-grouped-heads", "self.d_head = num_heads,", "self.d_head = 6,", "token by token", "the view asks for"),
+    ("cache-and-grouped-heads", "= num_heads, num_kv_heads,", "= num_heads, 2,", "the layer without a cache",
+     "the view asks for"),
+    ("block", BLOCK,
+     "return x + self.attention(self.first_norm(x)) + self.down(nn.functional.gelu(self.up(self.second_norm(x))))",
+     "the feed-forward part", "reads the stream from before the attention"),
+    ("block", BLOCK,
+     "x = x + self.down(nn.functional.gelu(self.up(self.second_norm(x))))\n"
+     "        return x + self.attention(self.first_norm(x))",
+     "the feed-forward part", "comes before the attention"),
+    ("block", "functional.gelu", "functional.relu", "the feed-forward part", "is a ReLU; expected a GELU"),
+    ("block", "functional.gelu", "functional.silu", "the feed-forward part", "is a SiLU; expected a GELU"),
+    ("block", "return x + self.down", "return x + 0.5 * self.down", "the feed-forward part", "adds 0.421"),
+    ("block", "nn.Linear(d_model, 4 * d_model), nn.Linear(4 * d_model, d_model)",
+     "nn.Linear(d_model, 8 * d_model), nn.Linear(8 * d_model, d_model)", "the feed-forward part", "the widest has 96"),
+    ("block", "(d_model, num_heads, causal", "(d_model, 1, causal", "the attention", "num_heads is not used"),
+    ("tiny-gpt", "range(num_layers)", "range(1)", "it learns", "with 1, 2 and 4 layers, the model has 2,"),
+    ("tiny-gpt", BLOCKS, "nn.Sequential(*[Block(d_model, num_heads)] * num_layers)", "it learns", "its own weights"),
+    ("tiny-gpt", "(Block(d_model, num_heads)", "(Block(d_model, 1)", "it learns", "num_heads is not used"),
+    ("tiny-gpt", "nn.Embedding(context", "nn.Embedding(48", "the positions", "a context of 60 fails on 60 letters"),
+    ("tiny-gpt", "self.norm = nn.LayerNorm(d_model)", "self.norm = nn.Identity()", "it learns", "a norm comes before"),
+    ("tiny-gpt", "logits.flatten(0, 1), tokens[:, 1:].flatten()", "logits[:, -1], tokens[:, -1]", "the loss",
+     "the mean over 3 texts of 8 letters"),
+    ("tiny-gpt", "logits.flatten(0, 1)", "logits.softmax(-1).flatten(0, 1)", "the loss", "here it gets their softmax"),
+    ("reading-heads", "    return layer, head", "    return 4, 2", "the head", "for the first 4 layers of the model"),
+    ("reading-heads", "model.tokens(text)", "model.tokens('A dark evening')", "the head", "for the first 4 layers"),
+]  # fmt: skip
+
+# The same layers in other styles: what is tried by arguments must not refuse them.
+OWN_BLOCK = """
+import torch
+from torch import nn
+
+class Attention(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.qkv, self.mix = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        return self.mix(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+class Block(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.n1, self.n2, self.attn = nn.RMSNorm(d_model), nn.RMSNorm(d_model), Attention(d_model, num_heads)
+        self.w1 = nn.Parameter(torch.randn(d_model, 4 * d_model) * 0.02)
+        self.w2 = nn.Parameter(torch.randn(4 * d_model, d_model) * 0.02)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x):
+        y = self.attn(self.n1(x)) + x
+        return y + self.drop(nn.functional.gelu(self.n2(y) @ self.w1, approximate="tanh") @ self.w2)
+"""
+LISTED_BLOCK = OWN_BLOCK.replace(
+    "super().__init__()\n        self.heads, self.qkv, self.mix = heads, nn.Linear(width, 3 * width), ",
+    "super().__init__()\n"
+    "        self.parts = nn.ModuleList(nn.Linear(width, 3 * width // heads) for _ in range(heads))\n"
+    "        self.mix = ",
+).replace(
+    "q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))",
+    "q, k, v = (torch.stack(t, 1) for t in zip(*(part(x).chunk(3, -1) for part in self.parts)))",
+)
+OWN_GPT = (
+    OWN_BLOCK
+    + """
+class TinyGPT(nn.Module):
+    def __init__(self, vocabulary, d_model, num_heads, num_layers, context):
+        super().__init__()
+        self.letters = nn.Embedding(vocabulary, d_model)
+        self.places = nn.Parameter(torch.randn(context, d_model) * 0.1)
+        self.layers = nn.ModuleList([Block(d_model, num_heads) for _ in range(num_layers)])
+        self.norm, self.logits = nn.LayerNorm(d_model), nn.Linear(d_model, vocabulary, bias=False)
+        self.logits.weight = self.letters.weight
+        nn.init.normal_(self.letters.weight, std=0.05)
+
+    def forward(self, tokens):
+        x = self.letters(tokens) + self.places[: tokens.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        return self.logits(self.norm(x))
+
+def loss(model, tokens):
+    logits = model(tokens)[:, :-1].log_softmax(-1)
+    return -logits.gather(-1, tokens[:, 1:, None]).mean()
+"""
+)
+OTHER_STYLES = {
+    "own attention": ("block", OWN_BLOCK),
+    "list of heads": ("block", LISTED_BLOCK),
+    "tied": ("tiny-gpt", OWN_GPT),
+}

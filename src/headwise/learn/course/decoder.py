@@ -1,5 +1,6 @@
 """Exercises 11 and 12: cache and grouped heads, a Transformer block."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from headwise.learn.course.exercise import (
     Space,
     WrongPartError,
     close,
+    ignores,
     made,
     unused,
 )
@@ -21,13 +23,16 @@ from headwise.learn.course.pieces import source
 
 
 def _fewer(space: Space) -> None:
-    layer = made(space, "GroupedAttention", 24, 6, 2)
-    count = sum(p.numel() for p in layer.parameters())
-    wanted = 2 * 24 * 4 * (6 + 2)
-    if not wanted <= count <= wanted + 24 + 4 * (6 + 2 * 2):
-        raise WrongPartError(
-            f"(24, 6, 2) has {count:,} parameters; expected {wanted:,} and biases, for 2 key/value heads of 4"
-        )
+    for heads, few in ((6, 2), (6, 3), (4, 1)):
+        width = 24 // heads
+        layer = made(space, "GroupedAttention", 24, heads, few)
+        count = sum(p.numel() for p in layer.parameters())
+        wanted = 2 * 24 * width * (heads + few)
+        if not wanted <= count <= wanted + 24 + width * (heads + 2 * few):
+            said = f"{few} key/value head{'s' * (few > 1)} of {width}"
+            raise WrongPartError(
+                f"(24, {heads}, {few}) has {count:,} parameters; expected {wanted:,} and biases, for {said}"
+            )
 
 
 def _called(layer: nn.Module, *inputs: Any) -> tuple[torch.Tensor, Any]:
@@ -40,11 +45,12 @@ def _called(layer: nn.Module, *inputs: Any) -> tuple[torch.Tensor, Any]:
 
 
 def _token_by_token(space: Space) -> None:
-    layer, x = made(space, "GroupedAttention", 24, 6, 2), torch.randn(1, 5, 24)
-    for sizes, what in (
-        ([1] * 5, "the output of five calls with one token each"),
-        ([2, 1, 2], "the output of calls with 2, 1 and 2 tokens"),
+    for heads, few, sizes, what in (
+        (6, 2, [1] * 5, "the output of five calls with one token each"),
+        (6, 2, [2, 1, 2], "the output of calls with 2, 1 and 2 tokens"),
+        (4, 1, [3, 2], "with 4 heads and 1 key/value head, the output of calls with 3 and 2 tokens"),
     ):
+        layer, x = made(space, "GroupedAttention", 24, heads, few), torch.randn(2, 5, 24)
         with torch.no_grad():
             whole, _ = _called(layer, x)
             cache, found = None, []
@@ -131,7 +137,7 @@ CACHE = Exercise(
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, -1)), cache
     '''),
     judged="GroupedAttention",
-    call=DocumentedCall((24, 6, 2), ((7, 5, 24),), (7, 5, 24), causal=True),
+    call=DocumentedCall((24, 6, 2), ((7, 5, 24),), (7, 5, 24), causal=True, results=2),
     parts=(
         Part(
             "fewer key/value heads",
@@ -169,6 +175,9 @@ CACHE = Exercise(
 
 
 NORMS = (nn.LayerNorm, nn.RMSNorm)
+BENDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a ReLU": nn.functional.relu, "a SiLU": nn.functional.silu, "a tanh": torch.tanh, "a sigmoid": torch.sigmoid,
+}  # fmt: skip
 
 
 def _block(space: Space) -> nn.Module:
@@ -218,6 +227,56 @@ def _normed_first(space: Space) -> None:
     _all_used(_block(space), are_norms=True)
 
 
+def _one_after_the_other(space: Space) -> None:
+    """Fail if the two parts read the stream in another order than the task says.
+
+    Without biases, a part adds nothing if its matrices are 0; those of the feed-forward part have 4 · d_model rows or
+    columns.
+    """
+    x, outputs = torch.randn(2, 5, 12), list[torch.Tensor]()
+    whole = _without_biases(_block(space))
+    attends, feeds = (_without_biases(_block(space)) for _ in range(2))
+    with torch.no_grad():
+        for matrix in _wide(attends):
+            matrix.zero_()
+        kept = {*_wide(feeds)}
+        for parameter in _matrices(feeds):
+            parameter.mul_(1.0 if parameter in kept else 0.0)
+        outputs = [whole(x), feeds(attends(x)), attends(x) + feeds(x) - x, attends(feeds(x))]
+    found, *orders = outputs
+    after, beside, before = (torch.allclose(found, order, atol=1e-5) for order in orders)
+    if beside and not after:
+        raise WrongPartError(
+            "the feed-forward part reads the stream from before the attention: add the attention to x first, then "
+            "normalize that sum for the feed-forward part"
+        )
+    if before and not after:
+        raise WrongPartError("the feed-forward part comes before the attention; the task has the attention first")
+    if not after:
+        raise WrongPartError("the block is not x + attention(norm(x)), and then that plus what is made of norm(that)")
+
+
+def _matrices(block: nn.Module) -> list[nn.Parameter]:
+    """The parameters of attention and feed-forward but for their biases."""
+    return [p for module in block.modules() if not isinstance(module, NORMS)
+            for p in module.parameters(recurse=False) if p.dim() > 1]  # fmt: skip
+
+
+def _wide(block: nn.Module) -> list[nn.Parameter]:
+    """The matrices between d_model and 4 · d_model."""
+    return [p for p in _matrices(block) if sorted(p.shape) == [12, 48]]
+
+
+def _without_biases(block: nn.Module) -> nn.Module:
+    """The block with biases of 0; norms stay as they are."""
+    with torch.no_grad():
+        for module in block.modules():
+            for parameter in module.parameters(recurse=False):
+                if parameter.dim() == 1 and not isinstance(module, NORMS):
+                    parameter.zero_()
+    return block
+
+
 def _needs_both(space: Space) -> None:
     """Fail if the block lacks one of its two parts around a stream, because its norms cannot be judged then."""
     for test in (_residual, _reaches_later, _uses_more_than_attention):
@@ -255,6 +314,8 @@ def _mixes(space: Space) -> None:
     if _change(block, x)[:2].max() > 1e-5:
         raise WrongPartError("tokens 0 and 1 changed when token 2 did: the attention in a decoder is causal")
     _reaches_later(space)
+    if ignores(space, "Block", (12, 3), (12, 2), x):
+        raise WrongPartError("num_heads is not used: with 2 and 3 heads and the same weights, the block is the same")
 
 
 def _reaches_later(space: Space) -> None:
@@ -301,6 +362,63 @@ def _nonlinear(space: Space) -> None:
         )
     if _reads(_block(space)):  # otherwise it is the attention that is not used
         _all_used(_block(space), are_norms=False)
+    _gelu_between(_block(space))
+    if _has_both(space):
+        _one_after_the_other(space)
+
+
+def _has_both(space: Space) -> bool:
+    """Whether the two parts can be told apart, around a stream; if not, other steps say so."""
+    try:
+        _needs_both(space)
+    except WrongPartError:
+        return False
+    return True
+
+
+def _gelu_between(block: nn.Module) -> None:
+    """Fail if the feed-forward part is not two matrices, 4 · d_model wide inside, with a GELU between them."""
+    wide = _wide(block)
+    if len(wide) != 2:
+        widest = max(max(p.shape) for p in _matrices(block))
+        raise WrongPartError(
+            f"{len(wide)} matrices are between d_model and 4 · d_model (12 and 48), and the widest has {widest}; "
+            "expected two, up to 4 · d_model and back down"
+        )
+    points = torch.tensor([-3.0, -1.0, -0.5, 0.5, 1.0, 3.0])
+    bends = _between(block, wide, points)
+    if bends is not None and (bends - nn.functional.gelu(points)).abs().max() > 0.05:
+        known = (named for named, bend in BENDS.items() if torch.allclose(bends, bend(points), atol=1e-3))
+        if (other := next(known, None)) is not None:
+            raise WrongPartError(f"between the two matrices is {other}; expected a GELU")
+        raise WrongPartError(
+            f"with a single 1 in both matrices, the feed-forward part adds {bends[4]:.3g} to a stream of 1; a GELU "
+            "between them, and nothing else, adds 0.841"
+        )
+
+
+def _between(block: nn.Module, wide: list[nn.Parameter], points: torch.Tensor) -> torch.Tensor | None:
+    """What the feed-forward part makes of single numbers, where everything else adds nothing.
+
+    None without norms that can be taken away, and without a stream around both parts.
+    """
+    if not any(isinstance(module, NORMS) for module in block.modules()):
+        return None
+    for module in [*block.modules()]:
+        for name, norm in module.named_children():
+            if isinstance(norm, NORMS):
+                setattr(module, name, nn.Identity())
+    x = torch.zeros(len(points), 1, 12)
+    x[:, 0, 0] = points
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.zero_()
+        if not torch.equal(block(x), x):
+            return None
+        for matrix in wide:
+            matrix[0, 0] = 1.0
+        found: torch.Tensor = (block(x) - x)[:, 0, 0]
+    return found
 
 
 BLOCK = Exercise(

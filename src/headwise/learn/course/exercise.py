@@ -51,12 +51,15 @@ class Part:
 
 
 class DocumentedCall(NamedTuple):
-    """One call of a class: sizes for its constructor, shapes of its inputs and of its output, and if it is causal."""
+    """One call of a class: sizes for its constructor, shapes of its inputs and of its output, if it is causal, and how
+    many results it has.
+    """
 
     sizes: tuple[int, ...]
     inputs: tuple[tuple[int, ...], ...]
     output: tuple[int, ...]
     causal: bool = False
+    results: int = 1
 
     def named(self, parameters: Sequence[str]) -> CallSizes:
         """The sizes by name, so that a shape can be told with the names of its axes.
@@ -84,6 +87,7 @@ class Exercise:
         judged: the class that the checker judges, if there is one.
         call: one call of it as its docstring says: sizes for the constructor, shapes of the inputs and of the output.
         ignores: mistakes of the checker that later exercises deal with.
+        early: how the checker puts what the class must lack, and what to say of one that has it already.
         seconds: time limit for each part.
         more: where to read on.
     """
@@ -98,6 +102,7 @@ class Exercise:
     judged: str | None = None
     call: DocumentedCall | None = None
     ignores: tuple[str, ...] = ()
+    early: tuple[str, str] | None = None
     seconds: float = 10.0
     more: str = ""
 
@@ -155,8 +160,22 @@ def made(space: Space, name: str, *sizes: Any) -> torch.nn.Module:
     return layer.eval()
 
 
+def ignores(space: Space, name: str, sizes: tuple[int, ...], others: tuple[int, ...], x: torch.Tensor) -> bool:
+    """Whether the class `name` is the same for two lists of sizes: equal parameters make equal outputs."""
+    first, second = made(space, name, *sizes), made(space, name, *others)
+    pairs = list(zip(first.parameters(), second.parameters(), strict=False))
+    if len([*first.parameters()]) != len([*second.parameters()]) or any(p.shape != q.shape for p, q in pairs):
+        return False
+    with torch.no_grad():
+        for p, q in pairs:
+            q.copy_(p)
+        return torch.allclose(first(x), second(x), atol=1e-6)
+
+
 def returned(found: Any) -> str:
     """What a call gives that should give a tensor, in words."""
+    if isinstance(found, tuple):
+        return f"{len(found)} results; expected one, the output"
     return "nothing: is there a return?" if found is None else f"a {type(found).__name__}; expected a tensor"
 
 

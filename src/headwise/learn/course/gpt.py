@@ -7,7 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from headwise.check import MISTAKES
-from headwise.learn.course.exercise import WAITS, Exercise, Part, Space, WrongPartError, close, made, needs, unused
+from headwise.learn.course.exercise import (
+    WAITS,
+    Exercise,
+    Part,
+    Space,
+    WrongPartError,
+    close,
+    ignores,
+    made,
+    needs,
+    unused,
+)
 from headwise.learn.course.pieces import source
 
 TEXT = "fables.txt"
@@ -24,6 +35,11 @@ def letters(text: str) -> Tensor:
     """The letters of a text as whole numbers, in the order of the alphabet that it uses."""
     known = {letter: number for number, letter in enumerate(sorted(set(text)))}
     return torch.tensor([known[letter] for letter in text])
+
+
+def _table(tokens: Tensor) -> Tensor:
+    """Logits that depend on the letter alone."""
+    return torch.randn(17, 17, generator=torch.Generator().manual_seed(2))[tokens]
 
 
 def _logits(space: Space) -> None:
@@ -44,6 +60,11 @@ def _positions(space: Space) -> None:
         found = model(torch.full((1, 7), 5))
     if torch.allclose(found[0, 0], found[0, 6], atol=1e-4):
         raise WrongPartError("seven equal letters give equal logits: the model does not know positions")
+    for context in (11, 60):
+        try:
+            made(space, "TinyGPT", 17, 12, 3, 2, context)(torch.randint(17, (1, context)))
+        except (IndexError, RuntimeError) as error:
+            raise WrongPartError(f"a model with a context of {context} fails on {context} letters: {error}") from error
 
 
 def _decoder(space: Space) -> None:
@@ -70,9 +91,10 @@ def _loss(space: Space) -> None:
     rising = torch.arange(8)[None]
     found = float(loss(_Fixed(), rising))
     if not found < 0.01:
-        raise WrongPartError(
-            f"a model that is always right has a loss of {found:.3g}; logits at i predict letter i + 1"
-        )
+        cure = "logits at i predict letter i + 1"
+        if math.isclose(found, math.log(math.e + 16) - 1, abs_tol=1e-3):
+            cure = "cross_entropy takes logits, and here it gets their softmax"
+        raise WrongPartError(f"a model that is always right has a loss of {found:.3g}; {cure}")
     uniform = float(loss(lambda tokens: torch.zeros(*tokens.shape, 17), torch.randint(17, (2, 8))))
     if not math.isclose(uniform, math.log(17), abs_tol=1e-3):
         times = uniform / math.log(17)
@@ -81,6 +103,9 @@ def _loss(space: Space) -> None:
             f"a model that does not know has a loss of {uniform:.3g}; expected log(17) = {math.log(17):.3g}"
             + (": yours is the sum over 14 letters, 14 times their mean" if is_sum else "")
         )
+    tokens = torch.randint(17, (3, 8))
+    wanted = nn.functional.cross_entropy(_table(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    close(loss(_table, tokens), wanted, "the mean over 3 texts of 8 letters, 21 predictions,")
 
 
 def _unregistered(model: nn.Module) -> list[str]:
@@ -98,8 +123,40 @@ def _whole(space: Space) -> None:
     if hidden := _unregistered(model):
         mistake = MISTAKES["layers-in-list"]
         raise WrongPartError(f"{mistake.title}: self.{hidden[0]}. {mistake.why} {mistake.hint}")
-    if spare := unused(model, model(torch.randint(17, (2, 7)))):
-        raise WrongPartError(f"{spare[0]} is made and never used")
+    for layers in (2, 4):
+        model = made(space, "TinyGPT", 17, 12, 3, layers, 11)
+        if spare := unused(model, model(torch.randint(17, (2, 7)))):
+            raise WrongPartError(f"{spare[0]} is made and never used")
+    _as_many_blocks(space)
+    if ignores(space, "TinyGPT", (17, 12, 3, 2, 11), (17, 12, 2, 2, 11), torch.randint(17, (2, 7))):
+        raise WrongPartError("num_heads is not used: with 2 and with 3 heads and the same weights, it gives the same")
+    if _grows(made(space, "TinyGPT", 17, 12, 3, 2, 11)):
+        raise WrongPartError("the stream reaches the last projection as large as it is: a norm comes before it")
+
+
+def _as_many_blocks(space: Space) -> None:
+    """Fail unless every layer has parameters of its own."""
+    one, two, four = (
+        sum(p.numel() for p in made(space, "TinyGPT", 17, 12, 3, layers, 11).parameters()) for layers in (1, 2, 4)
+    )
+    if not four - two == 2 * (two - one) > 0:
+        raise WrongPartError(
+            f"num_layers blocks are asked for, each with its own weights: with 1, 2 and 4 layers, the model has "
+            f"{one:,}, {two:,} and {four:,} parameters"
+        )
+
+
+def _grows(model: nn.Module) -> bool:
+    """Whether logits grow with the embeddings, as without a last norm. What is used twice stays as it is."""
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    others = [module for module in model.modules() if not isinstance(module, nn.Embedding)]
+    tables -= {parameter for module in others for parameter in module.parameters(recurse=False)}
+    tokens = torch.randint(17, (1, 7))
+    with torch.no_grad():
+        before = model(tokens).abs().max()
+        for table in tables:
+            table.mul_(1e4)
+        return bool(model(tokens).abs().max() > 100 * before)
 
 
 def _learns(space: Space) -> None:
@@ -111,8 +168,8 @@ def _learns(space: Space) -> None:
     found = trained(space, STEPS)[1]
     if not found < PAIRS - 0.1:
         raise WrongPartError(
-            f"after {STEPS} steps the loss is {found:.2f} per letter; expected less than {PAIRS - 0.1:.2f}, because "
-            f"counting pairs of letters alone gives {PAIRS}"
+            f"after {STEPS} steps the loss is {found:.2f} per letter; expected less than {PAIRS - 0.1:.2f}. Counting "
+            f"pairs of letters alone gives {PAIRS}, and your model has more to go by"
         )
 
 
@@ -270,6 +327,14 @@ def _found_head(space: Space) -> None:
         raise WrongPartError(
             f"find_head gives {found}; another head of the built-in model attends more to the previous token"
         )
+    shorter = load_builtin()
+    shorter.gpt.blocks = shorter.gpt.blocks[:4]
+    for text, wanted in (("1 2 3 4 5 6 7 8 9", (1, 6)), ("one one one one one one", (2, 4))):
+        other = tuple(int(n) for n in needs(space, "find_head")(shorter, text))
+        if other != wanted:
+            raise WrongPartError(
+                f"for the first 4 layers of the model and the text {text!r}, find_head gives {other}; expected {wanted}"
+            )
 
 
 READING = Exercise(

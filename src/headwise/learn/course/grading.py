@@ -17,9 +17,11 @@ from typing import Any
 import torch
 
 from headwise.check import Finding, Report, check
+from headwise.check.report import POSITIVE
 from headwise.learn.course.exercise import CACHE_STEP, WAITS, Exercise, Part, Space, needs, returned
 from headwise.learn.course.reach import report_with, steps_before, steps_there
 from headwise.learn.course.trial import (
+    SEES_EARLIER,
     SEES_LATER,
     UNWRITTEN,
     WIDTHS,
@@ -242,7 +244,7 @@ class _Judge:
         """What the checker reports on the class, and what is wrong by the name of a part."""
         with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
             self.report = report = check(self.space[str(self.exercise.judged)])
-        found = [finding for finding in report.wrong if finding.name not in self.exercise.ignores]
+        found = [finding for finding in report.wrong if not self._is_ignored(finding)]
         if report.verdict != "unfinished" and self._call.failure is not None:
             return report, self._stopped(found)
         words: dict[str, str] = {}
@@ -259,13 +261,30 @@ class _Judge:
         if self._call.raised and report.verdict != "unfinished":  # an error of our call, not of the learner's code
             words |= self._another_call()
         elif not found and report.verdict != "unfinished" and self._call.words:
-            hides = self._call.words.startswith(SEES_LATER)
-            words[self._at_step(STEPS["causal"]) if hides else self._asked[-1].name] = self._call.words
+            words[self._of_call()] = self._call.words
         if report.verdict != "unfinished" and not self._call.raised:
             self._leave_out(words, found)
         if not words and RESIDUAL in report.variants:
             words[self._asked[-1].name] = f"{RESIDUAL}; exercise 12 does that, around the layer"
+        if not (words or found) and report.verdict in POSITIVE and self.exercise.early is not None:
+            lacks, has = self.exercise.early
+            said = (*report.variants, *(finding.title for finding in report.wrong))
+            if not any(words_on_it.startswith(lacks) for words_on_it in said):
+                words[self._at_step(STEPS["scale"])] = has
         return report, words
+
+    def _is_ignored(self, finding: Finding) -> bool:
+        """Whether a finding is of another exercise, or of a causal mask that should not be there at all."""
+        follows = "causal" in finding.name or finding.detail.startswith("argument mask")
+        hides = self._call.words.startswith(SEES_EARLIER)
+        return (hides and follows) or finding.name in self.exercise.ignores
+
+    def _of_call(self) -> str:
+        """The part to which belongs what a call as documented says."""
+        if self._call.words.startswith(SEES_LATER):
+            return self._at_step(STEPS["causal"])
+        scores = self._with_step(4) if self._call.words.startswith(SEES_EARLIER) else None
+        return (scores or self._asked[-1]).name
 
     def _leave_out(self, words: dict[str, str], found: list[Finding]) -> None:
         """Give no credit for a step that is not there, if the class does something else than all of them."""

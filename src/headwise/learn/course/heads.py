@@ -78,11 +78,12 @@ LIST = Exercise(
 
 
 def _split_shape(space: Space) -> None:
-    found = needs(space, "split_heads")(torch.zeros(B, T, H * D), H)
-    if tuple(found.shape) != (B, H, T, D):
-        raise WrongPartError(
-            f"split_heads gives shape {tuple(found.shape)}; expected {(B, H, T, D)}, that is (B, H, T, D)"
-        )
+    for heads in (H, H + 2):
+        found = needs(space, "split_heads")(torch.zeros(B, T, heads * D), heads)
+        if tuple(found.shape) != (B, heads, T, D):
+            raise WrongPartError(
+                f"split_heads gives shape {tuple(found.shape)}; expected {(B, heads, T, D)}, that is (B, H, T, D)"
+            )
 
 
 def _split_numbers(space: Space) -> None:
@@ -92,8 +93,9 @@ def _split_numbers(space: Space) -> None:
 
 
 def _merge(space: Space) -> None:
-    heads = torch.arange(B * H * T * D, dtype=torch.float32).view(B, H, T, D)
-    close(needs(space, "merge_heads")(heads), torch.cat(heads.unbind(1), -1), "merge_heads(heads)")
+    for count in (H, H + 2):
+        heads = torch.arange(B * count * T * D, dtype=torch.float32).view(B, count, T, D)
+        close(needs(space, "merge_heads")(heads), torch.cat(heads.unbind(1), -1), "merge_heads(heads)")
 
 
 SPLIT = Exercise(

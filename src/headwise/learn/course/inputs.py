@@ -9,16 +9,34 @@ LENGTHS = (4, 2, 5)
 
 
 def _padding(space: Space) -> None:
-    found = needs(space, "padding_mask")(torch.tensor(LENGTHS), 5)
-    if tuple(found.shape) != (3, 1, 1, 5):
-        raise WrongPartError(
-            f"padding_mask gives shape {tuple(found.shape)}; expected (3, 1, 1, 5), that is (B, 1, 1, T)"
-        )
-    wanted = torch.tensor([[j < length for j in range(5)] for length in LENGTHS])
-    close(found, wanted[:, None, None], "padding_mask(torch.tensor([4, 2, 5]), 5)")
+    for longest in (5, 7):
+        found = needs(space, "padding_mask")(torch.tensor(LENGTHS), longest)
+        if tuple(found.shape) != (3, 1, 1, longest):
+            raise WrongPartError(
+                f"padding_mask gives shape {tuple(found.shape)} for 3 lengths and longest={longest}; expected "
+                f"{(3, 1, 1, longest)}, that is (B, 1, 1, longest)"
+            )
+        wanted = torch.tensor([[j < length for j in range(longest)] for length in LENGTHS])
+        close(found, wanted[:, None, None], f"padding_mask(torch.tensor({[*LENGTHS]}), {longest})")
+
+
+def _broadcasts(layer: torch.nn.Module) -> None:
+    """Fail if a mask does something else than the same mask in full, (B, H, T, T)."""
+    x = torch.randn(2, 5, 12)
+    for shape in ((5, 5), (2, 1, 1, 5), (2, 1, 5, 5), (2, 3, 5, 5)):
+        mask = torch.rand(shape) < 0.6
+        mask[..., 0] = True  # every query sees a key
+        with torch.no_grad():
+            found, wanted = layer(x, mask), layer(x, mask.expand(2, 3, 5, 5))
+        if not torch.allclose(found, wanted, atol=1e-5):
+            raise WrongPartError(
+                f"a mask of shape {shape} does something else than the same mask expanded to (2, 3, 5, 5), which is "
+                "(B, H, T, T): let it broadcast"
+            )
 
 
 def _true_means_visible(space: Space) -> None:
+    _broadcasts(made(space, "MaskedAttention", 12, 3))
     layer, x = made(space, "MaskedAttention", 12, 3), torch.randn(1, 5, 12)
     changed = torch.cat([x[:, :-1], torch.randn(1, 1, 12)], 1)
     visible = torch.ones(5, 5, dtype=torch.bool).tril()
@@ -137,13 +155,14 @@ MASKS = Exercise(
 
 def _lengths(space: Space) -> None:
     layer = made(space, "CrossAttention", 12, 3)
-    with torch.no_grad():
-        found = layer(torch.randn(2, 5, 12), torch.randn(2, 7, 12))
-    if tuple(found.shape) != (2, 5, 12):
-        raise WrongPartError(
-            f"with 5 tokens in x and 7 in memory, the output has shape {tuple(found.shape)}; expected (2, 5, 12), one "
-            "row for every token of x"
-        )
+    for length in (7, 3):
+        with torch.no_grad():
+            found = layer(torch.randn(2, 5, 12), torch.randn(2, length, 12))
+        if tuple(found.shape) != (2, 5, 12):
+            raise WrongPartError(
+                f"with 5 tokens in x and {length} in memory, the output has shape {tuple(found.shape)}; expected "
+                "(2, 5, 12), one row for every token of x"
+            )
 
 
 def _reads_memory(space: Space) -> None:
@@ -160,6 +179,19 @@ def _reads_memory(space: Space) -> None:
         raise WrongPartError("token 0 changed when token 3 of x did: tokens of x must not read each other here")
     if torch.allclose(one, three, atol=1e-5):
         raise WrongPartError("the output does not depend on the memory")
+    _reads_all(layer)
+
+
+def _reads_all(layer: torch.nn.Module) -> None:
+    """Fail if a token of x does not read a token of a memory, which may be longer than any before."""
+    x, memory = torch.randn(1, 5, 12), torch.randn(1, 11, 12, requires_grad=True)
+    for i, output in enumerate(layer(x, memory)[0]):
+        (slope,) = torch.autograd.grad(output.square().sum(), memory, retain_graph=True)
+        unread = (slope[0].abs().amax(-1) == 0).nonzero().flatten().tolist()
+        if unread:
+            raise WrongPartError(
+                f"output {i} does not depend on token {unread[0]} of 11 in memory: every token of x reads all of them"
+            )
 
 
 CROSS = Exercise(
@@ -241,6 +273,23 @@ def _drops(space: Space) -> None:
         if torch.equal(layer(x), layer(x)):
             raise WrongPartError("two calls agree in training mode, with dropout=0.5")
     _drops_weights(layer, heads=3)
+    for sizes, rate in (((12, 1, 0.2), 0.2), ((12, 1, 0.7), 0.7), ((12, 1), 0.1)):
+        found = _share_dropped(made(space, "DropoutAttention", *sizes).train())
+        if abs(found - rate) > 0.06:
+            said = f"with dropout={rate:g}" if len(sizes) > 2 else "made without a dropout, which is then 0.1,"
+            raise WrongPartError(f"{said} {found:.0%} of the weights are dropped")
+
+
+def _share_dropped(layer: torch.nn.Module) -> float:
+    """How often the only weight of a lone token is dropped in a layer of one head: the output is then always the same.
+
+    What a token gives whose weight was kept depends on the token.
+    """
+    first, second = torch.randn(2, 1, 1, 12)
+    with torch.no_grad():
+        one, other = (layer(x.expand(2000, 1, 12))[:, 0] for x in (first, second))
+    shared = torch.cdist(one, other).amin(1) < 1e-5
+    return float(shared.float().mean())
 
 
 def _drops_weights(layer: torch.nn.Module, heads: int) -> None:
@@ -289,7 +338,8 @@ DROPOUT = Exercise(
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, E))
     '''),
     judged="DropoutAttention",
-    call=DocumentedCall((12, 3), ((2, 5, 12),), (2, 5, 12)),
+    ignores=("dropout-in-eval", "dropout-rate"),  # the parts between try that
+    call=DocumentedCall((12, 3), ((2, 5, 12),), (2, 5, 12), causal=True),
     parts=(
         Part(
             "the layer itself",

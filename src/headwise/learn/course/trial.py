@@ -24,7 +24,7 @@ from headwise.learn.course.exercise import DocumentedCall, MissingNameError, Wro
 
 INSTALLED = (str(Path(headwise.__file__).parent), str(Path(torch.__file__).parent), os.__file__[:-5], "<frozen")
 UNWRITTEN, RAISES = "it is not written yet", "it raises "
-SEES_LATER = "a token sees later ones"
+SEES_LATER, SEES_EARLIER = "a token sees later ones", "a token sees no later one"
 WIDTHS = re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
 QUESTIONS = {
     "'(Linear|ModuleList|Dropout|Embedding|LayerNorm)'": "is a layer used that was not called?",
@@ -311,24 +311,36 @@ def as_documented(made: Callable[..., Any], call: DocumentedCall) -> None:
     layer = made(*call.sizes).eval()
     with torch.no_grad():
         found = layer(*(torch.randn(shape) for shape in call.inputs))
-    output = found[0] if isinstance(found, tuple) else found
+    output = found[0] if isinstance(found, tuple) and call.results > 1 else found
     if not isinstance(output, torch.Tensor):
         raise WrongPartError(f"the call returns {returned(output)}")
     if tuple(output.shape) != call.output:
         given = ", ".join(map(str, call.inputs))
         raise WrongPartError(f"the call gives shape {tuple(output.shape)} for {given}; expected {call.output}")
-    if call.causal:
-        _hides_later_tokens(layer, call)
+    if len(call.inputs) == 1:
+        _reads_as_asked(layer, call)
 
 
-def _hides_later_tokens(layer: Callable[..., Any], call: DocumentedCall) -> None:
-    """Fail if an output changes with a later token. A mask that the caller must pass is another exercise."""
+def _reads_as_asked(layer: Callable[..., Any], call: DocumentedCall) -> None:
+    """Fail if an output changes with a later token where that is hidden, or does not where nothing is.
+
+    A mask that the caller must pass is another exercise.
+    """
     x = torch.randn(call.inputs[0])
     changed = torch.cat([x[:, :-1], torch.randn_like(x[:, -1:])], 1)
-    with torch.no_grad():
-        found = [layer(given) for given in (x, changed)]
+    found = []
+    for given in (x, changed):
+        torch.manual_seed(0)  # dropout that never stops draws the same for both
+        with torch.no_grad():
+            found.append(layer(given))
     before, after = (output[0] if isinstance(output, tuple) else output for output in found)
-    if not torch.allclose(before[:, :-1], after[:, :-1], atol=1e-5):
+    hides = torch.allclose(before[:, :-1], after[:, :-1], atol=1e-5)
+    if hides and not call.causal and x.shape[1] > 1:
+        raise WrongPartError(
+            f"{SEES_EARLIER}: called with x alone, its earlier outputs do not change with the last token. Nothing is "
+            "hidden here unless a mask is passed"
+        )
+    if call.causal and not hides:
         raise WrongPartError(
             f"{SEES_LATER}: called with x alone, its earlier outputs change with the last token. Make the causal mask "
             "in forward; masks that the caller passes come in exercise 8"

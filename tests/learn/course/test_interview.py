@@ -322,6 +322,31 @@ def test_what_only_sounds_like_a_point_is_not_called_right(name, answer, said, w
         assert all(title.startswith(start) for title, start in zip(named, starts, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("name", "answer", "said", "wrong"),
+    [
+        ("flops", "2.1 G multiply-adds for projections plus 1 G for attention", [], ["together"]),
+        ("flops", "2.15 G for the projections plus 2.15 G for the attention", ["the proj", "the scores", "tog"], []),
+        ("flops", "1.07 G multiply-adds for the projections and 1.07 G for the scores", ["the proj", "together"], []),
+        ("parameters", "four 512x512 matrices and four biases of 512", ["four matrices", "and four biases"], []),
+        ("memory", "8 x 1024 x 1024 x 4 bytes = 33.5 MB", ["T² numbers", "together"], []),
+        ("memory", "Fused kernels recompute in backward", ["a fused kernel"], []),
+        ("root", "variance of the dot product is d_head, so we divide by its standard deviation to keep the softmax in "
+         "a region with gradient", ["a dot product", "large scores", "then the", "d is the width"], []),
+        ("grouped", "KV cache and its bandwidth fall by H/Hkv; the flops of the scores remain",
+         ["the cache", "the scores"], []),
+        ("contiguous", "reshape would also work", ["contiguous"], []),
+        ("cache", "keeps K, V and Q of past tokens; 3 KiB per token", [], ["keys and values", "its size"]),
+    ],
+)  # fmt: skip
+def test_a_number_is_of_one_kind_and_an_answer_in_a_candidates_spelling_is_found(name, answer, said, wrong):
+    found = find_question(name).judge(answer)
+    for state, starts in (("said", said), ("wrong", wrong)):
+        named = [title for title, made in found.items() if made.state == state]
+        assert len(named) == len(starts), (state, named)
+        assert all(title.startswith(start) for title, start in zip(named, starts, strict=True))
+
+
 def test_a_quoted_answer_loses_the_sign_at_its_end(capsys):
     main(["course", "--interview", "cache", "--answer", "We cache the queries and keys; they are large."])
     assert "✗ You say: We cache the queries and keys. The answer: " in " ".join(capsys.readouterr().out.split())

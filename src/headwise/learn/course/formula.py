@@ -41,6 +41,7 @@ TOKEN = re.compile(
     r"|(?P<raised>⁻?[⁰¹²³⁴-⁹]+)|(?P<word>[A-Za-z_][A-Za-z_0-9]*(?:\^T\b)?)|(?P<sign>\*\*|[·×*∙⋅^+/÷()−–-])|(?P<gap>\s+)|(?P<stop>.)",
     re.DOTALL,
 )
+CROSS = re.compile(r"(?<=\d)( ?)[xX]( ?)(?=\d)")  # 512x512
 ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
 }  # fmt: skip
@@ -159,7 +160,7 @@ Token = tuple[str, str]  # as written, and as Python
 def _runs(text: str) -> Iterator[list[Token]]:
     """Tokens that follow each other without a word or sign that is not arithmetic."""
     run: list[Token] = []
-    for match in TOKEN.finditer(text):
+    for match in TOKEN.finditer(CROSS.sub(r"\1×\2", text)):
         if match["gap"]:
             run += [(" ", "")] if run else []
             continue

@@ -1,5 +1,6 @@
 """What good answers in the interview say, and how to recognize it in the words of a candidate."""
 
+import ast
 import dataclasses
 import re
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ NOT = r"\b(not|never|no|isn't|don't|doesn't|instead of|rather than|without)\b"
 
 BYTES = re.compile(r"(\d[\d,_]*(?:\.\d+)?)\s?(kilo|mega|giga|[kmg]?)i?(?:b|bytes?)\b", re.IGNORECASE)
 CLAUSES = re.compile(r"[,;:]\s|\b(?:and|but|while|so)\b|(?<=[.!?])\s+|\n+")
+PIECES = re.compile(CLAUSES.pattern + r"|\bplus\b|\s\+\s")
+SENTENCES = re.compile(r"(?<=[.!?;])\s+|\n+")
+IN_PAIRS = re.compile(r"MAC|FMA|multipl", re.IGNORECASE)
 RESULT = re.compile(r"=|\b(?:so|therefore|thus|hence|that is|altogether|in total)\b|→|⇒")
 ENTRIES = r"\b(numbers?|elements?|entries|values|floats|scalars)\b"
 WHOLE = r"\b(1024|1,024|all|T|n|whole|total)\b(?! (numbers|elements|entries|values|heads))"
@@ -47,11 +51,12 @@ class Point:
         unless: words that turn it around.
         against: words that are certainly its opposite, unless they are negated.
         formulas: arithmetic that says it, in numbers or letters.
-        subject: of what a bare number must be said to count as one of the formulas; without it, none does.
+        subject: of what a bare number must be said to count as the first of the formulas; without it, none does.
         total: the number that the whole question is about, which must be in the answer as a number.
         exact: whether the total must have all its digits; otherwise it may be rounded to two or more.
         if_half: what to remark on half of the total.
         parts: numbers that belong to the way to the total.
+        shares: what the total is the sum of; numbers said of two such parts are added up.
         items: how many numbers are stored, and of what that is not the size; an answer may give their bytes. If the
             point has no ideas, it must.
     """
@@ -66,11 +71,12 @@ class Point:
     exact: bool = True
     if_half: str = ""
     parts: tuple[int, ...] = ()
+    shares: str = r"(?!)"
     items: tuple[tuple[int, str], ...] = ()
 
     def found_in(self, answer: str) -> PointFound:
         """Whether an answer makes this point."""
-        sentences = re.split(r"(?<=[.!?;])\s+|\n+", answer)
+        sentences = SENTENCES.split(answer)
         if self.items and (stored := self._stored(answer)) is not None:
             return stored
         for sentence in sentences:
@@ -93,7 +99,8 @@ class Point:
         wanted = [size * count for size in named for count in self._items_of(around)]
         if any(abs(value - total) <= 0.005 * total for value in values for total in wanted):
             return PointFound("said", written)
-        is_of_one = re.search(OF_ONE, around, re.IGNORECASE) and not re.search(SHARES, answer, re.IGNORECASE)
+        sentence = next((s for s in reversed(SENTENCES.split(answer)) if written in s), answer)
+        is_of_one = re.search(OF_ONE, around, re.IGNORECASE) and not re.search(SHARES, sentence, re.IGNORECASE)
         return None if "head" in answer or (self.ideas and not is_of_one) else PointFound("wrong", written)
 
     def _counted(self, clause: str, sizes: list[int]) -> bool:
@@ -121,16 +128,34 @@ class Point:
 
     def _numbered(self, sentence: str) -> bool:
         """Whether a clause on the subject of this point has the value of one of its formulas."""
-        clauses = [clause for clause in CLAUSES.split(sentence) if re.search(self.subject, clause, re.IGNORECASE)]
+        clauses = [clause for clause in PIECES.split(sentence) if re.search(self.subject, clause, re.IGNORECASE)]
         numbers = [number for clause in clauses for number in expressions(clause) if number.is_number]
-        return any(number.equals(formula) for number in numbers for formula in self.formulas)
+        return any(number.equals(formula) for number in numbers for formula in self.formulas[:1])
 
     def _says_total(self, sentence: str, total: int) -> bool:
         """Whether the last claim of a chain of equations is the total: a right formula with a wrong result is not."""
+        if (added := self._added(sentence)) is not None:
+            return added.equals(lambda T, E, H: total)
         links = RESULT.split(sentence)
         chain = [[number for number in expressions(link) if self._is_claim(number)] for link in links]
         last = next((claims for claims in reversed(chain) if claims), [])
         return any(self._is_total(number, total) for number in last)
+
+    def _added(self, sentence: str) -> Expression | None:
+        """The sum of what a sentence says of two parts; None if it says fewer, or has a number of the whole."""
+        claims: list[Expression] = []
+        for piece in PIECES.split(sentence):
+            found = [number for number in expressions(piece) if number.is_number and number.value({}) >= SMALLEST_CLAIM]
+            if found and not re.search(self.shares, piece, re.IGNORECASE):
+                return None
+            claims += found[-1:]
+        if len(claims) < 2 or RESULT.search(sentence):
+            return None
+        paired = [IN_PAIRS.search(number.text) is not None for number in claims]
+        twice = [2.0 if any(paired) and not is_paired else 1.0 for is_paired in paired]
+        value = sum(number.value({}) * times for number, times in zip(claims, twice, strict=True))
+        slack = sum(number.slack * times for number, times in zip(claims, twice, strict=True))
+        return Expression(sentence, ast.Constant(value), slack)
 
     def _is_claim(self, number: Expression) -> bool:
         return not number.letters and number.value({}) >= SMALLEST_CLAIM and number.value({}) not in self.parts
@@ -147,6 +172,8 @@ class Point:
     def _claimed(self, sentences: list[str], total: int) -> PointFound:
         """The last number that is neither a size nor a step on the way is what the candidate takes for the total."""
         for sentence in reversed(sentences):
+            if self._added(sentence) is not None:
+                return PointFound("wrong", sentence)
             for number in reversed([] if re.search(self.unless, sentence, re.IGNORECASE) else expressions(sentence)):
                 if self._is_claim(number):
                     is_near = number.equals(lambda T, E, H: total)
@@ -194,7 +221,7 @@ def _computes(found: list[Expression], formula: Formula, sentence: str) -> bool:
 def _is_multiple(found: Expression, formula: Formula) -> bool:
     """Whether arithmetic with numbers is a formula several times, as if every head had it."""
     times = found.value({}) / formula(*TRIALS[0])
-    return not (found.letters or found.is_number) and times > 1 and times.is_integer()
+    return not (found.letters or found.is_number) and times == TRIALS[0][2]
 
 
 def _same_way(piece: Expression, formula: Formula) -> bool:
@@ -256,7 +283,10 @@ NO_CHANGE = r"(\bnot|\bnever|n't)( \w+)? (depend|change|matter|affect|grow|incre
 MODEL_WIDTH = (
     rf"(sqrt|root|√)( of)?( the)? ?\(?{WIDTH}(?!.{{0,20}}\b(would|wrong|too|instead)\b)|^(it is )?the {WIDTH}\W*$"
 )
-QUERIES_TOO = r"\b(Q|quer\w+)( vectors?)?,? (and )?(the )?(K|keys?)( vectors?)?,? (and|&) (the )?(V|values?)\b"
+QUERIES_TOO = (
+    r"(\b(Q|quer\w+)( vectors?)?,? (and )?(the )?(K|keys?)( vectors?)?,? (and|&) (the )?(V|values?)\b|"
+    r"\b(K|keys?)( vectors?)?,? (and )?(the )?(V|values?)( vectors?)?,? (and|&) (the )?(Q|quer\w+)\b)"
+)
 
 GROWTH = r"(O\((T|n)\)|linear)"  # in the length
 ROOM = r"\b(memory|storage|space|size|footprint|bytes|cache|numbers|stor\w+|grow\w*)\b"  # what is not time
@@ -375,7 +405,8 @@ POINTS = {
             "the cache shrinks",
             (
                 r"cache|stor|keys and values|memory|bandwidth",
-                r"small|shrink|less|fewer|reduc|down|divid|cut|lower|save|1/\d|\d\d?%|quarter|half|times less",
+                r"small|shrink|less|fewer|reduc|down|divid|cut|lower|save|fall|drop|1/\d|\d\d?%|quarter|half|"
+                r"times less",
             ),
             unless=r"large|not change|grow|unchanged|same (cache|memory)|" + FEWER_QUERIES,
             against=KEPT_QUERIES + r"|cache (\w+ )?("
@@ -388,7 +419,7 @@ POINTS = {
             (
                 r"score|qk|flop|comput|arithmetic|attention matri",
                 r"\bsame\b|identical|unchanged|unaffected|(not|n't|no)\b.*(fewer|cheaper)|still|equal|as (many|much)|"
-                + NO_CHANGE,
+                r"(score|flop|comput)\w* (remain|stay)|" + NO_CHANGE,
             ),
             unless=r"(?<!any )(?<!no )(?<!not )cheaper|reduc\w+ the comp|linear|(key|value|quer)\w* (are|is) still",
             against=r"scores? (\w+ ){1,2}cheaper|(reduces?|fewer|less|saves?) (the )?(score|attention)? ?"
@@ -410,7 +441,8 @@ POINTS = {
                 r"quer\w*,? (and )?keys?,? (and )?values?,? (and )?(the |an? )?out",
                 r"matri|512 ?(x|×|by|\*|\^|²)|d_model|weights|project|linear",
             ),
-            unless=r"\bbias|heads (\w+ )?(with|have|has|times) (\w+ )?(four|4)\b",
+            unless=r"^(?!.*\b(four|4)\b( \S+){0,3} (matri|project|linear|weight)).*\bbias|"
+            r"heads (\w+ )?(with|have|has|times) (\w+ )?(four|4)\b",
             against=r"heads (\w+ )?(with|have|has|times) (\w+ )?(four|4)\b|"
             r"\b(three|3|five|5|two|2) (weight )?(matri|project|linear)",
             formulas=(matrices, parameters),
@@ -456,7 +488,7 @@ POINTS = {
                 r"per head|each head|every head|all heads|H heads",
             ),
             formulas=(attention, all_operations),
-            subject=r"score|QK|weighted|attention (itself|part|product|matri|map)|AV\b",
+            subject=r"score|QK|weighted|attention (itself|part|product|matri|map)|for (the )?attention|AV\b",
         ),
         Point(
             "together 4,294,967,296, or 4.29 G",
@@ -465,6 +497,7 @@ POINTS = {
             exact=False,
             if_half="Yours is right if a multiply-add counts as one",
             parts=(2_147_483_648, 1_073_741_824, 536_870_912, 262_144, 1_048_576, 1_024),
+            shares=r"project|linear layer|score|QK|attention|weighted|AV\b",
         ),
         Point(
             "a multiply-add counts as two",
@@ -496,7 +529,8 @@ POINTS = {
         Point(
             "training keeps them for the backward pass",
             (r"backward|backprop|gradient|train|autograd", r"keep|kept|sav|stor|need|hold|held|remember|stay"),
-            unless=r"thrown|not need|needs? (no|nothing)|inference only|discard|not (store|keep|save)",
+            unless=r"^(?!.*(train|autograd|naive|otherwise|without)).*recomput|"
+            r"thrown|not need|needs? (no|nothing)|inference only|discard|not (store|keep|save)",
             against=r"training needs no|needs nothing|(not|n't) (stored?|kept|saved?|needed) (for|in) (the )?back",
         ),
         Point(
@@ -518,7 +552,7 @@ POINTS = {
                 r"varian|\bvar\b|standard dev|\bstd\b|spread|magnitude|size|large|grow|increas|bigger|"
                 r"scal\w+.*\b(keeps?|brings?|puts?)\b.*\b(range|size|varian|spread|scale)",
                 r"dot product|score|sum|product|logit|q\W|values|numbers",
-                r"\bd\b|dim|√|root|width|terms|d_k|\bD\b|sqrt|\b64\b|reasonable|range|unit|every (head|size)",
+                r"\bd\b|dim|√|root|width|terms|d_k|d_head|\bD\b|sqrt|\b64\b|reasonable|range|unit|every (head|size)",
             ),
             unless=r"smaller|sum to one|(not|n't) depend|between (0|zero|-1) and (1|one)|"
             r"varian\w* (is |of )?(1\b(?! has)|one\b(?! has)|d squared|d²|d\^2)",
@@ -530,7 +564,8 @@ POINTS = {
             (
                 r"saturat|one-?hot|extreme|peaked|spiky|sharp|almost 1|nearly 1|close to 1|winner|peaky|"
                 r"all the (mass|weight)|single (key|token)|dominates?|collaps|argmax|"
-                r"(probab|mass|weight)\w* ((?!sum|add)\w+ ){0,3}(on|to) (just )?(one|a single)\b",
+                r"(probab|mass|weight)\w* ((?!sum|add)\w+ ){0,3}(on|to) (just )?(one|a single)\b|"
+                r"softmax (\w+ )?in (a|the|its) (\w+ )?(region|range|regime)",
             ),
             unless=r"uniform|negative|^((?!large|big|high|unscaled|without|otherwise|else).)*"
             r"\bmak\w+ (the |it |softmax )*(\w+ )?(sharper|peakier|more (peaked|extreme))",
@@ -541,7 +576,8 @@ POINTS = {
             (
                 r"gradient|derivative|learn|training|signal|backprop",
                 r"vanish|tiny|small|\bzero\b|\b0\b|stall|disappear|\bdies?\b|stops?|flat|slow|"
-                r"(almost|nearly) no|hardly any|(nothing|little) (is|gets) learn",
+                r"(almost|nearly) no|hardly any|(nothing|little) (is|gets) learn|"
+                r"(region|range|regime) (with|where|that has)",
             ),
             unless=r"not affect|explod|no effect|(larg\w*|big|bigger|huge) (gradient|derivative)|"
             r"(gradient|derivative)s? \w+ (\w+ )?(larg|big)",
@@ -551,7 +587,7 @@ POINTS = {
             "d is the width of a head",
             (
                 r"head|d_k|\bper head",
-                r"head[_ -]?(dim|size|width)|(dim\w*|width|size) of (a|one|each|the) (single )?head|d_k|"
+                r"head[_ -]?(dim|size|width)|\bd_head|(dim\w*|width|size) of (a|one|each|the) (single )?head|d_k|"
                 r"divided|per head|per-head|d_model ?/|64",
             ),
             unless=r"number of tokens|is d_model,|√512|sqrt\(512\)|d_model, so",
@@ -676,7 +712,7 @@ POINTS = {
             (
                 r"contiguous|reshape|it |clone",
                 r"cop(y|ies|ied)|rewrit|(new|fresh) (\w+ of )?(memory|tensor|storage)|rearrang|lays? out|"
-                r"mak\w+ (it|the memory|memory|them|the tensor|x) contiguous",
+                r"mak\w+ (it|the memory|memory|them|the tensor|x) contiguous|reshape (would|will|does|also|works)",
             ),
             unless=r"nothing|flag|no-?op|no copy|GPU|without cop|(not|n't) copy|(transpos\w*|view) (copies|does)",
             against=r"contiguous(\(\))? (does not|doesn't|never) cop|"

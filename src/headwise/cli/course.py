@@ -142,14 +142,13 @@ def introduced(space: Workspace, exercise: Exercise) -> int:
 
 def judged(progress: Progress, space: Workspace, exercise: Exercise, options: argparse.Namespace) -> int:
     """Grade the file, and hand out the next exercise if it is right."""
-    with late_status() as progress_shown:
-        found = grade_file(exercise, space.path(exercise), lambda words: progress_shown(f"grading: {words}"))
+    text, found = space.written(exercise), _graded(space, exercise)
     number = space.number(exercise)
     if found.results[0].words == UNREADABLE and not options.json:
         paragraph(found.note)
         print(f"Nothing is graded before Python can read it. Then: headwise course {number}")
         return 1
-    progress.add(exercise, found)
+    progress.add(exercise, found, text)
     if options.json:
         print_json({"exercise": exercise.name, "right": found.right, "share": found.share, **found.to_dict()})
         return 0 if found.right else 1
@@ -170,6 +169,11 @@ def judged(progress: Progress, space: Workspace, exercise: Exercise, options: ar
         print()
         return introduced(space, following)
     return 0
+
+
+def _graded(space: Workspace, exercise: Exercise) -> Grade:
+    with late_status() as progress_shown:
+        return grade_file(exercise, space.path(exercise), lambda words: progress_shown(f"grading: {words}"))
 
 
 def show(found: Grade) -> None:
@@ -193,8 +197,15 @@ def _reason(result: PartResult, told: PartResult | None) -> str:
 def hinted(progress: Progress, space: Workspace, exercise: Exercise) -> int:
     """Print the next hint for the next step, or that there is no next step."""
     space.lay_out(exercise)
-    record, number = progress.of(exercise), space.number(exercise)
-    if record.tries and record.next is None:
+    number, text = space.number(exercise), space.written(exercise)
+    if space.touched(exercise) and not progress.knows(exercise, text):  # written since the last try
+        found = _graded(space, exercise)
+        if found.results[0].words == UNREADABLE:
+            paragraph(found.note)
+            return 0
+        progress.place(exercise, found, text)
+    record = progress.of(exercise)
+    if record.seen is not None and record.next is None:
         following = _current(progress)
         print(f"{number}. {exercise.title} is solved: nothing is left to hint at.")
         print("All exercises are solved." if following is None else f"Next: headwise course {space.number(following)}")

@@ -1,12 +1,13 @@
 """The quiz: classes with one mistake each, to find and fix. The answer must be the same class, repaired."""
 
 import ast
+import contextlib
 import difflib
 import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from headwise.check import MISTAKES, Report
 from headwise.check.templates import shown_by, write
 from headwise.errors import OptionError
 from headwise.learn.course.comparison import code_of
-from headwise.models.files import atomically
+from headwise.models.files import atomically, locked
 
 FORMAT = 2
 STYLES = ("separate", "fused", "listed", "einsum")
@@ -226,15 +227,27 @@ class Quiz:
     def judge(self, exercise: FaultyClass, judge: Callable[[Path], Report]) -> Report:
         """The checker's report on the learner's file; counts the attempt."""
         report = judge(exercise.path(self.folder))
+        with self._changed():
+            self._count(exercise, report)
+        return report
+
+    def _count(self, exercise: FaultyClass, report: Report) -> None:
         self.tries[exercise.mistake] = self.tries.get(exercise.mistake, 0) + 1
         if report.exit_code == 0 and self.replaced(exercise) is None:
-            self.solved.append(exercise.mistake)
+            self.solved = [*dict.fromkeys([*self.solved, exercise.mistake])]
         named = [finding.name for finding in report.wrong]
         self.instead.pop(exercise.mistake, None)
         if named and exercise.mistake not in named:
             self.instead[exercise.mistake] = named[0]
-        self._write()
-        return report
+
+    @contextlib.contextmanager
+    def _changed(self) -> Iterator[None]:
+        """What is on disk now, to be changed and saved; other processes wait."""
+        self._make_folder()
+        with locked(self.folder):
+            self.solved, self.skipped, self.tries, self.hints, self.instead = self._read()
+            yield
+            self._write()
 
     def replaced(self, exercise: FaultyClass) -> str | None:
         """Why the learner's file is another class and not the one of the exercise repaired, or None."""
@@ -242,9 +255,9 @@ class Quiz:
 
     def hint(self, exercise: FaultyClass) -> tuple[int, str]:
         """The next hint and its level; each call goes one further, up to 3."""
-        level = min(self.hints.get(exercise.mistake, 0) + 1, 3)
-        self.hints[exercise.mistake] = level
-        self._write()
+        with self._changed():
+            level = min(self.hints.get(exercise.mistake, 0) + 1, 3)
+            self.hints[exercise.mistake] = level
         other = self.instead.get(exercise.mistake)
         if other in MISTAKES and level < LINE:  # the class is wrong in another way since the last try
             return level, exercise._replace(mistake=str(other)).hint(level)
@@ -261,8 +274,8 @@ class Quiz:
 
     def skip(self, exercise: FaultyClass) -> None:
         """Skip an exercise."""
-        self.skipped.append(exercise.mistake)
-        self._write()
+        with self._changed():
+            self.skipped.append(exercise.mistake)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""

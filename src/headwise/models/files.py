@@ -4,6 +4,7 @@ Safetensors are read tensor by tensor, when asked for. Torch files are opened wi
 """
 
 import abc
+import contextlib
 import errno
 import io
 import json
@@ -460,6 +461,24 @@ def atomically(path: Path, write: Callable[[Path], object]) -> None:
         sync(path.parent)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes that lock the same folder waiting; where a system has no such locks, nothing waits."""
+    try:
+        import fcntl
+
+        descriptor = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):  # some network folders cannot be locked
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_synced(path: Path, content: str | bytes) -> None:

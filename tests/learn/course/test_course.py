@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import linecache
+import subprocess
 import sys
 
 import pytest
 import torch
 
-from course_answers import RAISING, SAME, WRONG
+from course_answers import IGNORING, OTHER_STYLES, RAISING, SAME, WRONG
 from headwise.cli import main
 from headwise.cli.course import hinted, show
 from headwise.learn.course import EXERCISES, Grade, find, grade, train_and_write
@@ -102,6 +103,27 @@ def test_a_typical_mistake_is_found_in_its_own_part(name, right, wrong, part, wo
     assert f'the next is "{part}"' in found.sentence()
     earlier = found.results[: [r.name for r in found.results].index(part)]
     assert all(result.right or result.words == WAITS for result in earlier), "credit for what is right"
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "part", "words"), IGNORING, ids=[f"{row[0]} {row[2][:32]}" for row in IGNORING]
+)
+def test_an_answer_that_ignores_an_argument_or_changes_the_order_of_the_task_is_not_right(
+    name, right, wrong, part, words, tmp_path
+):
+    exercise = find(name)
+    assert right in exercise.solution
+    source = exercise.solution.replace(right, wrong).replace("import torch\n", "import math\n\nimport torch\n", 1)
+    found = grade(exercise, names_in(source, tmp_path / "answer.py"))
+    assert found.next is not None, "it is called right"
+    assert found.next.name == part, found.sentence()
+    assert words in found.next.words
+
+
+@pytest.mark.parametrize(("name", "source"), OTHER_STYLES.values(), ids=OTHER_STYLES)
+def test_what_is_tried_with_other_arguments_refuses_no_other_style(name, source, tmp_path):
+    found = grade(find(name), names_in(source, tmp_path / "answer.py"))
+    assert found.right, found.sentence()
 
 
 @pytest.mark.parametrize(
@@ -278,7 +300,8 @@ def test_the_title_of_a_hint_fits_the_terminal(tmp_path, capsys):
     longest = max(EXERCISES, key=lambda e: len(e.title) + max(len(part.name) for part in e.parts))
     for part in longest.parts:
         results = tuple(PartResult(other.name, other is not part) for other in longest.parts)
-        progress.add(longest, Grade(results))
+        space.lay_out(longest)
+        progress.add(longest, Grade(results), space.written(longest))
         hinted(progress, space, longest)
         out = capsys.readouterr().out
         assert part.name.split()[-1] in out
@@ -377,10 +400,13 @@ def test_a_class_that_waits_for_a_mask_is_not_causal(tmp_path):
     )
     found = grade(
         exercise,
-        names_in(waits.replace("return self.out(merged)", "return self.out(merged), weights"), tmp_path / "a.py"),
+        names_in(waits, tmp_path / "a.py"),
     )
     assert [result.name for result in found.results if not result.right] == ["the mask"]
     assert "come in exercise 8" in found.next.words
+    pair = waits.replace("return self.out(merged)", "return self.out(merged), weights")
+    found = grade(exercise, names_in(pair, tmp_path / "pair.py"))
+    assert found.results[-1].words == "the call returns 2 results; expected one, the output"
 
 
 def test_the_piece_of_a_part_that_is_not_written_is_named(tmp_path):
@@ -620,6 +646,45 @@ def test_after_an_error_the_hint_begins_with_it_and_a_misspelt_name_with_the_nea
     shown = " ".join(capsys.readouterr().out.split())
     assert "stopped with an error, so repair that first: it raises AttributeError" in shown
     assert "did you mean masked_fill?" in shown
+
+
+def test_a_hint_before_a_try_is_for_the_first_step_that_is_not_right(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    in_this_process(monkeypatch)
+    space, exercise = Workspace(tmp_path / "course", EXERCISES), find("split-and-merge")
+    space.lay_out(exercise)
+    space.path(exercise).write_text(exercise.solution.replace("heads.transpose(1, 2).contiguous()", "heads"))
+    assert main(["course", "6", "--hint"]) == 0
+    assert "Split and merge, the merge: a question" in capsys.readouterr().out
+    space.path(exercise).write_text(exercise.solution)
+    assert main(["course", "6", "--hint"]) == 0
+    assert "is solved: nothing is left to hint at." in capsys.readouterr().out
+    space.path(exercise).write_text(exercise.solution.replace("num_heads, E", "3, E"))
+    assert main(["course", "6", "--hint"]) == 0
+    assert "the shape of the split: a question" in capsys.readouterr().out
+    assert "tries" not in space.written(exercise)
+    assert Progress().of(exercise).tries == 0, "a hint is no try"
+
+
+def test_commands_at_the_same_time_keep_each_others_progress(tmp_path):
+    path, right = tmp_path / "progress.json", Grade((PartResult("the mask", True),))
+    one, other = Progress(path), Progress(path)
+    one.add(EXERCISES[0], right, "a")
+    other.add(EXERCISES[1], right, "b")
+    one.hint(EXERCISES[2])
+    assert {*Progress(path).records} == {exercise.name for exercise in EXERCISES[:3]}
+    program = (
+        "import sys; from pathlib import Path; from headwise.learn.course import find\n"
+        "from headwise.learn.course.progress import Progress\n"
+        "path, exercise = Path(sys.argv[1]), find(sys.argv[2])\n"
+        "for _ in range(20): Progress(path).hint(exercise); Progress(path).look(exercise)"
+    )
+    names = ("mask", "block")
+    running = [subprocess.Popen([sys.executable, "-c", program, str(path), name]) for name in names]
+    assert [process.wait() for process in running] == [0, 0]
+    records = Progress(path).records
+    assert all(records[name].looked and records[name].hints for name in names)
 
 
 def test_options_that_would_be_ignored_are_refused(capsys):

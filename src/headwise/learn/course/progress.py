@@ -1,9 +1,12 @@
 """What a learner has done so far, saved in one file that survives a crash."""
 
+import contextlib
 import dataclasses
 import datetime
+import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,7 +14,7 @@ from headwise.errors import OptionError
 from headwise.learn.course.exercise import Exercise, Part
 from headwise.learn.course.grading import Grade
 from headwise.learn.course.trial import RAISES
-from headwise.models.files import atomically
+from headwise.models.files import atomically, locked
 
 FORMAT = "headwise course 1"
 
@@ -28,6 +31,7 @@ class Record:
         hints: the level of the last hint, by part.
         looked: whether the solution was shown before it was solved.
         error: what the last try raised, if it raised an error.
+        seen: a digest of the file that was graded last, by a try or for a hint.
     """
 
     tries: int = 0
@@ -37,6 +41,7 @@ class Record:
     hints: dict[str, int] = dataclasses.field(default_factory=dict)
     looked: bool = False
     error: str | None = None
+    seen: str | None = None
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> Self:
@@ -45,7 +50,7 @@ class Record:
         words = (str, type(None))
         kinds: tuple[tuple[str, tuple[type, ...]], ...] = (
             ("tries", (int,)), ("best", (int, float)), ("solved", words), ("next", words), ("hints", (dict,)),
-            ("looked", (bool,)), ("error", words),
+            ("looked", (bool,)), ("error", words), ("seen", words),
         )  # fmt: skip
         for name, kind in kinds:
             if not isinstance(getattr(record, name), kind):
@@ -59,6 +64,16 @@ def default_path() -> Path:
     return (Path(home) if home else Path.home() / ".local" / "state") / "headwise" / "course.json"
 
 
+def _place(record: Record, grade: Grade, text: str) -> None:
+    record.next = None if grade.next is None else grade.next.name
+    record.error = grade.next.words if grade.next is not None and grade.next.words.startswith(RAISES) else None
+    record.seen = _digest(text)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
 class Progress:
     """The records of all exercises, by name."""
 
@@ -70,31 +85,54 @@ class Progress:
         """The record of an exercise."""
         return self.records.setdefault(exercise.name, Record())
 
-    def add(self, exercise: Exercise, grade: Grade) -> None:
-        """Remember a try."""
-        record = self.of(exercise)
-        record.tries += 1
-        record.best = max(record.best, grade.share)
-        record.next = None if grade.next is None else grade.next.name
-        record.error = grade.next.words if grade.next is not None and grade.next.words.startswith(RAISES) else None
-        if grade.right and record.solved is None:
-            record.solved = datetime.date.today().isoformat()
-        self.save()
+    def knows(self, exercise: Exercise, text: str) -> bool:
+        """Whether this text is what was graded last."""
+        return self.of(exercise).seen == _digest(text)
+
+    def place(self, exercise: Exercise, grade: Grade, text: str) -> None:
+        """Remember what is next to do, without counting a try."""
+        with self._changed(exercise) as record:
+            _place(record, grade, text)
+
+    def add(self, exercise: Exercise, grade: Grade, text: str) -> None:
+        """Remember a try: the grade of a file with this text."""
+        with self._changed(exercise) as record:
+            record.tries += 1
+            record.best = max(record.best, grade.share)
+            _place(record, grade, text)
+            if grade.right and record.solved is None:
+                record.solved = datetime.date.today().isoformat()
 
     def hint(self, exercise: Exercise) -> tuple[Part, int]:
         """The part that is next to do, and the level of the next hint for it: each call goes one further, up to 3."""
-        record = self.of(exercise)
-        part = next((part for part in exercise.parts if part.name == record.next), exercise.parts[0])
-        level = min(record.hints.get(part.name, 0) + 1, 3)
-        record.hints[part.name] = level
-        self.save()
+        with self._changed(exercise) as record:
+            part = next((part for part in exercise.parts if part.name == record.next), exercise.parts[0])
+            level = min(record.hints.get(part.name, 0) + 1, 3)
+            record.hints[part.name] = level
         return part, level
 
     def look(self, exercise: Exercise) -> None:
         """Remember that the solution was shown."""
-        record = self.of(exercise)
-        record.looked = record.looked or record.solved is None
-        self.save()
+        with self._changed(exercise) as record:
+            record.looked = record.looked or record.solved is None
+
+    @contextlib.contextmanager
+    def _changed(self, exercise: Exercise) -> Iterator[Record]:
+        """The record of an exercise as it is on disk now, which is saved at the end; other processes wait."""
+        self._make_folder()
+        with locked(self.path.parent):
+            self.records = self._read()
+            yield self.of(exercise)
+            self.save()
+
+    def _make_folder(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> OptionError:
+        return OptionError(f"{self.path} cannot be written ({error.strerror}). Name another file with --progress.")
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -103,13 +141,11 @@ class Progress:
     def save(self) -> None:
         """Write the file, completely or not at all."""
         text = json.dumps({"format": FORMAT, "exercises": self.to_dict()}, indent=1)
+        self._make_folder()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             atomically(self.path, lambda beside: beside.write_text(text, encoding="utf-8"))
         except OSError as error:
-            raise OptionError(
-                f"{self.path} cannot be written ({error.strerror}). Name another file with --progress."
-            ) from error
+            raise self._unwritable(error) from error
 
     def _read(self) -> dict[str, Record]:
         if not self.path.is_file():

@@ -75,9 +75,13 @@ class Workspace:
             ) from error
         return True
 
+    def written(self, exercise: Exercise) -> str:
+        """The learner's file as it is now."""
+        return self.path(exercise).read_text(encoding="utf-8", errors="replace")
+
     def touched(self, exercise: Exercise) -> bool:
         """Whether the learner has written anything."""
-        return self.path(exercise).read_text(encoding="utf-8", errors="replace") != self.text(exercise)
+        return self.written(exercise) != self.text(exercise)
 
 
 def _folded(source: str) -> str:

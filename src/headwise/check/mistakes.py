@@ -571,7 +571,8 @@ _ROWS = (
       "Compare what the last line of forward returns with what the assignment unpacks."),
     M("form-mask", "wrong", "the mask does not work as the assignment asks",
       "The same mask, or the same call without one, hides other keys than it should.",
-      "Check which value of the mask keeps a key, and whether the future is hidden without being asked."),
+      "Check which value of the mask keeps a key, whether the future is hidden without being asked, and that masks of "
+      "numbers and of booleans both work: mask == 0 takes either."),
     M("form-name", "fragile", "names differ from the assignment's",
       "Code and checkpoints that use the assignment's names do not fit.",
       "Rename them if a grader or a checkpoint will look for them."),

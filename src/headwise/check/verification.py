@@ -418,7 +418,9 @@ class Verification:
         tables = behavior.returned_tables(self.bound, self.reading)
         if not tables:
             return "none are returned" if len(leaves(self.bound.returned)) == 1 else None
-        return "rows sum to one" if all(behavior.are_used(table, self.reading) for _, table in tables) else None
+        found = [table for _, table in tables]
+        is_used = all(behavior.are_used(table, self.reading) for table in found)
+        return behavior.used_words(found, self.reading) if is_used else None
 
     def _again(self) -> str:
         other = make_inputs(self.bound.form, self.bound.sizes, seed=17)

@@ -23,6 +23,7 @@ from headwise.check.environment import quiet
 from headwise.check.faults.dropout import dropped_late
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.mask_promises import line_of_meaning
+from headwise.check.faults.questions import listed
 from headwise.check.faults.stages import stage_findings
 from headwise.check.mistakes import Finding, Found, Note, error_words
 from headwise.check.objects import call_parameters, entry, modules
@@ -30,6 +31,10 @@ from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report
 from headwise.check.trace import error_line
 
+PARTS = {
+    "form-constructor": "constructor", "form-call": "call", "form-return": "return value", "form-mask": "mask",
+}  # fmt: skip
+RESIDUAL = "the input is added to the output (residual)"
 ON_WEIGHTS = "dropout on the weights; here it acts on what is made with them"
 MIXING = ("split-view", "merge-view", "softmax-axis", "attends-over-heads", "attends-over-batch", "batch-leak")
 WRAPPER_LACKS = ("too-wide", "no-out-proj")  # mistakes anywhere but in a document that shows such a wrapper
@@ -48,8 +53,14 @@ class Assigned:
 
     def fits(self, report: Report) -> str:
         """What was compared, where nothing but names differs."""
-        other = "; the names differ" if any(f.name.startswith("form-") for f in report.findings) else ""
-        return f"fits {self.form.title}: {'' if report.assumed else 'constructor, '}call, return value and mask{other}"
+        differs = {finding.name for finding in report.findings}
+        kept = {name: words for name, words in PARTS.items() if not (report.assumed and name == "form-constructor")}
+        fitting = [words for name, words in kept.items() if name not in differs]
+        other = [words for name, words in kept.items() if name in differs]
+        said = f"; what differs: {listed(other)}" if other else ""
+        said += "; the names differ" if "form-name" in differs else ""
+        said += f"; but {RESIDUAL}, so the result is another" if RESIDUAL in report.variants else ""
+        return f"fits {self.form.title}: {listed(fitting)}{said}" if fitting else ""
 
     def preferred(self, name: str) -> bool:
         """Whether a class has the name that the document gives it."""
@@ -338,7 +349,9 @@ class Deviations:
         broken = len(failed) == len(kinds) or (self.form.mask_example and next(iter(kinds)) in failed)
         if failed:
             words, outcome = next(iter(failed.items()))
-            why = f"raises {error_words(outcome)}" if isinstance(outcome, Exception) else "does not hide the future"
+            why = "does not hide the future"
+            if isinstance(outcome, Exception):
+                why = f"raises {error_words(outcome).rstrip('.')}; mask == 0 takes numbers and booleans"
             asked = f"{self.form.mask}: 1 keeps a key, 0 hides it, broadcast to (B, H, T, S)"
             yield (
                 "wrong" if broken else "fragile",
@@ -362,7 +375,9 @@ class Deviations:
             missing = [name for name in self._inner_names() if not self._has(name)]
             if missing:
                 held = [name for name, _ in thing.named_children()] if isinstance(thing, nn.Module) else []
-                words = f"{', '.join(missing)}, not found here" + (f" among {', '.join(held)}" if held else "")
+                words = f"{', '.join(f'self.{name}' for name in missing)}, not found here" + (
+                    f" among {', '.join(held)}" if held else ""
+                )
                 yield self._line_of("__init__"), (form.naming, words)
         taken = [p.name for p in call_parameters(thing)][: len(form.call)]
         if taken != list(form.call) and not self.call_problems:

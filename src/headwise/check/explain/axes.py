@@ -29,10 +29,13 @@ def linear_layer(scene: Scene) -> Finding | None:
     attended = scene.trace is not None and scene.trace.is_behind_softmax(x)
     if attended and x.dim() == 4 and layer.in_features == s.H * x.shape[-1]:
         return Finding("out-proj-per-head", f"{words}; the heads are not concatenated yet", scene.line)
-    if x.dim() == 3 and x.shape[1] in (s.H * s.T, s.H * s.S) and x.shape[-1] != layer.in_features:
+    if s.H > 1 and x.dim() == 3 and x.shape[1] in (s.H * s.T, s.H * s.S) and x.shape[-1] != layer.in_features:
         return Finding("joined-along-tokens", f"{words} for {s.T} tokens and {s.H} heads", scene.blamed or scene.line)
     made = scene.assigned(name)
     call = made.value if made is not None and isinstance(made.value, ast.Call) else None
+    if not attended and layer.out_features == x.shape[-1] != layer.in_features and made is not None:
+        swapped = f"{words}: the two sizes of nn.Linear are swapped, the width of its input comes first"
+        return Finding("layer-width", swapped, made.lineno)
     given = [] if call is None else [*call.args[:1], *(k.value for k in call.keywords if k.arg == "in_features")]
     number = scene.written(given[0]) if given else None
     if number is not None and {"width", "heads"} & set(scene.taken):

@@ -283,7 +283,17 @@ def _judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
                 "weights-detached", "they do not require a gradient", bound.case.line_with(r"detach|\.data\b")
             )
             return
-    yield Note("good", "rows sum to one")
+    yield Note("good", used_words([table for _, table in tables], reading))
+
+
+def used_words(tables: list[Tensor], reading: AttentionReading) -> str:
+    """What is said of returned weights that were used."""
+    if not all(bool(torch.allclose(t.double().sum(-1), torch.ones(()).double(), atol=1e-4)) for t in tables):
+        return "they are what is multiplied with the values"
+    heads = reading.core.weights.shape[1]
+    is_mean = heads > 1 and all(t.numel() * heads == reading.core.weights.numel() for t in tables)
+    is_mean = is_mean and all(same(t.double().flatten(), reading.core.weights.mean(1).flatten(), 1e-6) for t in tables)
+    return "rows sum to one" + ("; they are the mean over heads, not the weights of a head" if is_mean else "")
 
 
 def _line_beside_output(bound: Bound, reading: AttentionReading, made: int | None) -> int | None:

@@ -20,6 +20,7 @@ from headwise.check.objects import modules, signature, tensors
 from headwise.check.reading import AttentionReading, Scores, pattern, read
 from headwise.check.trace import VIEWS, Core, Node
 
+UNSCALED = "those that are kept do not grow by 1 / (1 − p)"
 CAUSAL_NAME = re.compile(r"(?<!non)(?<!not)causal", re.IGNORECASE)
 CAUSAL_TEXT = re.compile(
     r"(a |an |the )?((?!non|not)\w+[- ]){0,2}?(causal|masked (multi[- ]?head(ed)? )?(self[- ])?attention)\b"
@@ -105,7 +106,8 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
             yield Finding("mask-nan", words, line or core.softmax_line)
     if scores.after == "random":
         line = bound.case.keyword_line(core.trace.dropout_line(), "drop|training")
-        yield Finding("dropout-in-eval", "weights are dropped at random after eval()", line)
+        words = f"; {UNSCALED}" if near(scores.after_factor, 1.0) else ""
+        yield Finding("dropout-in-eval", f"weights are dropped at random after eval(){words}", line)
     if scores.after == "masked":
         yield Finding("mask-after-softmax", "weights are replaced after the softmax", core.after_softmax_line())
     if scores.leaks:
@@ -439,9 +441,9 @@ def _other_pattern(bound: Bound, reading: AttentionReading, line: int | None) ->
 
 def is_of_distance(table: Tensor) -> bool:
     """Whether a key is visible or not by its distance from the query alone, and every query sees itself."""
-    T = len(table)
-    lines = (table.diagonal(offset) for offset in range(1 - T, T))
-    return bool(table.diagonal().all()) and all(bool((line == line[0]).all()) for line in lines)
+    T, S = table.shape
+    lines = (table.diagonal(offset) for offset in range(1 - T, S))
+    return T == S and bool(table.diagonal().all()) and all(bool((line == line[0]).all()) for line in lines)
 
 
 @of_stages

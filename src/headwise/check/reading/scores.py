@@ -17,6 +17,8 @@ Axis = int | tuple[int, int]
 def read_scores(core: Core) -> Scores | None:
     """How weights follow from queries and keys: factor, softmax axis, visible keys, added terms."""
     after, factor = ("", 1.0) if core.softmax is None else _after_softmax(core.softmax, core.weights)
+    if after == "masked" and core.softmax is not None and _is_drawn(core.softmax, core):
+        after = "random"
     if after == "other":  # masked after the softmax and normalized again, which is right
         core.softmax, after = None, ""
     weights = core.weights if core.softmax is None else core.softmax
@@ -28,7 +30,7 @@ def read_scores(core: Core) -> Scores | None:
         return None
     visible = weights > 0
     broken = ~finite.all(-1)  # (B, H, T)
-    even = visible.all(-1) & ((weights.amax(-1) - weights.amin(-1)) < 1e-12)  # all hidden by one large number
+    even = visible.all(-1) & _is_even(weights) & ~_has_even_scores(core)  # all hidden by one large number
     if axis == 3 and even.any() and not even.all():
         broken, visible = broken | even, visible & ~even[..., None]
     found = _of_product(weights, visible, axis, core)
@@ -36,6 +38,24 @@ def read_scores(core: Core) -> Scores | None:
         found.empty = broken if broken.any() else None
         found.after, found.after_factor = after, after_factor * factor
     return found
+
+
+def _is_even(table: Tensor) -> Tensor:
+    """For every row, whether its numbers are equal."""
+    return (table.amax(-1) - table.amin(-1)) < 1e-12
+
+
+def _has_even_scores(core: Core) -> Tensor:
+    """For every row, whether its scores are equal without a mask, as where a query is 0."""
+    raw = core.query @ core.key.mT
+    same_rows = raw.shape[:-1] == core.weights.shape[:-1]
+    return _is_even(raw) if same_rows and not raw.is_complex() else torch.zeros_like(core.weights[..., 0]).bool()
+
+
+def _is_drawn(softmax: Tensor, core: Core) -> bool:
+    """Whether random numbers were drawn, and other weights are 0 in one sample than in another."""
+    gone = (core.weights == 0) & (softmax != 0)
+    return core.trace.dropout_line() is not None and not bool((gone == gone[:1]).all())
 
 
 def _of_product(weights: Tensor, visible: Tensor, axis: Axis, core: Core) -> Scores | None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from headwise.check import Finding, Report, check
+from headwise.check.faults.scores import UNSCALED
 from headwise.check.report import POSITIVE
 from headwise.learn.course.exercise import CACHE_STEP, WAITS, Exercise, Part, Space, needs, returned
 from headwise.learn.course.reach import report_with, steps_before, steps_there
@@ -277,7 +278,8 @@ class _Judge:
         """Whether a finding is of another exercise, or of a causal mask that should not be there at all."""
         follows = "causal" in finding.name or finding.detail.startswith("argument mask")
         hides = self._call.words.startswith(SEES_EARLIER)
-        return (hides and follows) or finding.name in self.exercise.ignores
+        said = finding.name in self.exercise.ignores and UNSCALED not in finding.detail
+        return (hides and follows) or said
 
     def _of_call(self) -> str:
         """The part to which belongs what a call as documented says."""

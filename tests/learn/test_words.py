@@ -245,6 +245,40 @@ def test_every_number_says_what_it_is_made_of(page, steps):
     assert "head 7" in told
 
 
+def test_position_0_changes_nothing_and_the_page_says_so(page):
+    go(page, 3)
+    page.locator("#picture canvas").first.hover(position={"x": 40, "y": 5})
+    assert "the number of step 2: position 0 leaves it as it is" in page.locator("#made").text_content()
+
+
+def test_the_parts_of_a_head_stand_in_a_row_and_nothing_moves_under_the_pointer(page):
+    page.set_viewport_size({"width": 1440, "height": 900})
+    go(page, 3)
+    triple = page.locator("#picture .triple").nth(1).locator("figure")
+    assert triple.count() == 3
+    assert len({round(triple.nth(i).bounding_box()["y"]) for i in range(3)}) == 1
+    for step in range(1, 11):
+        go(page, step)
+        cut = "[...document.querySelectorAll('#lane .k')].filter((e) => e.scrollWidth > e.clientWidth).length"
+        assert page.evaluate(cut) == 0, step
+    go(page, 4)
+    cell = page.locator("#picture td").nth(8)
+    before = cell.bounding_box()
+    cell.hover()
+    assert cell.bounding_box() == before
+    page.set_viewport_size({"width": 1200, "height": 900})
+
+
+def test_with_one_head_no_step_speaks_of_several(page):
+    page.locator("#heads button").first.click()
+    for step in (2, 3, 9, 10):
+        go(page, step)
+        told = page.locator("#why").text_content().removesuffix(" The model itself has 8.")
+        assert not any(words in told for words in ("them all", "side by side", "mixed"))
+        assert "ne head" in told
+    page.locator("#reset").click()
+
+
 def test_switches_recompute_in_the_browser(page, steps):
     go(page, 7)
     page.locator("#mask").click()

@@ -64,6 +64,15 @@ def test_the_list_names_versions_and_how_to_install(capsys, monkeypatch):
     assert (told[0]["name"], told[-1]["name"], told[-1]["version"]) == ("headwise", "flash-colreduce", None)
 
 
+def test_lengths_may_stand_with_commas_or_spaces(capsys):
+    small = ["bench", "--ladder", "--d-model", "12", "--heads", "3", "--seconds", "0.01", "--json"]
+    found = []
+    for lengths in (["5,7"], ["5", "7"]):
+        assert main([*small, "--lengths", *lengths]) == 0
+        found.append({row["tokens"] for row in json.loads(capsys.readouterr().out)["ladder"]})
+    assert found == [{5, 7}, {5, 7}]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

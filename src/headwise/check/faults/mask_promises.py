@@ -97,7 +97,7 @@ def without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
         tried = [t for t in argument.tried if t.mask.dtype == torch.bool and t.error is None]
         leaks = next((t for t in tried if t.meaning in ("leaks", "additive")), None)
         if leaks is not None and not any(t.meaning in ("keep", "drop") for t in tried):
-            words = f"argument {argument.name}, shape {leaks.shape}, of booleans: hidden keys keep some weight"
+            words = f"argument {argument.name}, shape {leaks.shape}, of booleans"
             return [Finding("mask-leaks", words, bound.case.line_with(r"masked_fill|where\(") or leaks.line)]
     return []
 

@@ -214,7 +214,7 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
         added = reading.core.weights.shape[-1] > bound.inputs.key.shape[1]  # it may stand for the input's tokens alone
         yield from _crash(argument) if not needed and not added else ()
     elif tried is not None and tried.meaning == "leaks" and meanings <= {"leaks", "none", "other"}:
-        words = f"argument {argument.name}, shape {tried.shape}: hidden keys keep some weight"
+        words = f"argument {argument.name}, shape {tried.shape}"
         seen = read(bound.called({argument.name: tried.mask.clone()}))
         twice = seen is not None and seen.core.earlier_softmax() is not None
         line = seen.core.softmax_line if seen is not None and twice else tried.line or reading.core.softmax_line

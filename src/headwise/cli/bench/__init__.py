@@ -31,7 +31,7 @@ EXAMPLES = """examples:
   headwise bench --from bench.json --plot bench.png
 """
 NOTES = (
-    "medians ± half the interquartile range",
+    "medians ± half the interquartile range; ±? where that is more than twice the median",
     "T^n: growth over the upper half of the lengths, ? if fitted to only two",
     "ceiling: the shortest time this machine could need for the operations and bytes, as a share of the time measured",
 )
@@ -45,8 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype")
     parser.add_argument(
         "--lengths",
-        metavar="T,T,...",
-        help=f"sequence lengths (default: {LENGTHS}; with --ladder alone: {RUNG_LENGTHS})",
+        nargs="+",
+        metavar="T",
+        help=f"sequence lengths, with commas or spaces (default: {LENGTHS}; with --ladder alone: {RUNG_LENGTHS})",
     )
     parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size")
     parser.add_argument("--d-model", type=int, default=256, metavar="E", help="model width")
@@ -103,7 +104,7 @@ def _check_before(options: argparse.Namespace) -> None:
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     alone = options.ladder and options.only is None and not options.weights
-    lengths = lengths_of(options.lengths or (RUNG_LENGTHS if alone else LENGTHS))
+    lengths = lengths_of(",".join(options.lengths or [RUNG_LENGTHS if alone else LENGTHS]))
     seconds = (RUNG_SECONDS if alone else SECONDS) if options.seconds is None else options.seconds
     effort = Effort(check_positive("--seconds", seconds), check_positive("--limit", options.limit))
     peers = matching(options.only)

@@ -24,6 +24,7 @@ SPARE = "#444444"
 STYLES = (("-", "o"), ("--", "s"), (":", "^"))
 PANELS = {"ms": "time, ms", "MiB": "memory, MiB"}
 LINE_HEIGHT = 0.036  # of a panel, for one name
+MOST_SPREAD = 2.0  # half the interquartile range, relative to the median; beyond it, a time says nothing
 SUFFIXES = (".svg", ".png", ".pdf")
 
 
@@ -106,7 +107,8 @@ def _by_name(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _time(row: dict[str, Any]) -> str:
-    return f"{digits(row['ms'])}±{row['spread'] / 2:.0%}"
+    spread = row["spread"] / 2
+    return f"{digits(row['ms'])}±{spread:.0%}" if spread <= MOST_SPREAD else f"{digits(row['ms'])}±?"
 
 
 def _law(part: dict[str, Any], name: str, key: str, form: str) -> str:

@@ -357,14 +357,21 @@ def _nonlinear(space: Space) -> None:
     with torch.no_grad():
         below, middle, above = (block(sign * x) for sign in (-1, 0, 1))
     if (below + above - 2 * middle).abs().max() < 1e-5:
-        raise WrongPartError(
-            "what the block adds is linear: a GELU is missing between its two matrices, or they are not used"
-        )
+        cause = "a GELU is missing between its two matrices" if _uses_wide(space) else "its two matrices are not used"
+        raise WrongPartError(f"what the block adds is linear: {cause}")
     if _reads(_block(space)):  # otherwise it is the attention that is not used
         _all_used(_block(space), are_norms=False)
     _gelu_between(_block(space))
     if _has_both(space):
         _one_after_the_other(space)
+
+
+def _uses_wide(space: Space) -> bool:
+    """Whether the output depends on a matrix between d_model and 4 · d_model."""
+    block = _block(space)
+    wide = _wide(block)
+    found = torch.autograd.grad(block(torch.randn(1, 1, 12)).sum(), wide, allow_unused=True) if wide else ()
+    return any(slope is not None for slope in found)
 
 
 def _has_both(space: Space) -> bool:

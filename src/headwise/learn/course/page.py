@@ -16,7 +16,8 @@ h2 small { font-weight: 400; color: var(--soft); font-size: .9rem; margin-left: 
 nav ol { columns: 2; padding-left: 1.4rem; }
 nav a { color: var(--mark); text-decoration: none; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .8rem 1rem;
-  overflow-x: auto; font: .84rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
+  white-space: pre-wrap; overflow-wrap: anywhere;
+  font: .84rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
 details { margin: .3rem 0; }
 details details { margin-left: 1.2rem; }
 summary { cursor: pointer; color: var(--mark); }

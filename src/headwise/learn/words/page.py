@@ -21,7 +21,7 @@ from headwise.view.page import page_file
 
 PACKAGE = "headwise.learn.words"
 MOST_WEIGHTS = 4_000_000  # numbers of the projections that a page holds; above that it says so
-WITHOUT = {  # code and reason of a step while a switch is off
+WITHOUT: dict[str, dict[int, tuple[str | None, str]]] = {  # code and reason of a step while a switch is off
     "mask": {
         5: ("scores", "Nothing is hidden: every token reads every token, also those that come after it."),
         7: (None, "Weights that sum to 1. No key is hidden, so no weight is exactly 0."),
@@ -29,6 +29,12 @@ WITHOUT = {  # code and reason of a step while a switch is off
     "scale": {
         6: ("scores", "Nothing is divided: the sum of D products keeps its size, and the next step is sharper."),
         7: (None, "Weights that sum to 1. Unscaled scores lie further apart, so fewer keys share the weight."),
+    },
+    "several heads": {
+        2: (None, "One head takes all of the numbers, so nothing is cut."),
+        3: (None, "With one head there is one matrix product for every text; the axis of the heads has size 1."),
+        9: (None, "There is one head, so nothing is put beside it: only the axis of the heads goes."),
+        10: (None, "With one head there is nothing to mix; W_o maps what it read back into the model."),
     },
 }
 

@@ -282,8 +282,10 @@ function toldSplit(name, t, j) {
 function toldHead(name, h, t, d) {
   const value = now.cut[name].at[(h * T + t) * now.D + d];
   const moved = name !== "value" && data.notes.some((note) => note.includes("changed by position"));
+  const before = projected[name].at[t * projected[name].shape[1] + h * now.D + d];
   tell(`${short[name]}(${words[t]}), head ${h}, number ${d}`, show(value, 4),
-    moved ? "the number of step 2, changed by the word’s position: a pair of numbers turns by an angle that grows with it"
+    moved && Math.abs(value - before) < 1e-6 ? `the number of step 2: position ${t} leaves it as it is`
+      : moved ? "the number of step 2, changed by the word’s position: a pair of numbers turns by an angle that grows with it"
       : "the number of step 2; only the order of the axes changed");
 }
 
@@ -357,7 +359,9 @@ function figures(step) {
     const all = [];
     for (let h = 0; h < now.H; h++) {
       const block = (name, numbers, hover) => { const f = headFigure(name, h, numbers, hover); f.classList.remove("wide"); f.style.flex = "1 1 13rem"; return f; };
-      if (step === 3) for (const name of names) all.push(block(short[name], now.cut[name].at.subarray(h * T * now.D, (h + 1) * T * now.D), (t, d) => toldHead(name, h, t, d)));
+      const triple = make("div", "triple");
+      if (step === 3) for (const name of names) triple.append(block(short[name], now.cut[name].at.subarray(h * T * now.D, (h + 1) * T * now.D), (t, d) => toldHead(name, h, t, d)));
+      if (step === 3) all.push(triple);
       else all.push(block("what it reads", now.heads[h], (t, d) => toldRead(h, t, d)));
     }
     return all;
@@ -411,7 +415,7 @@ function lane() {
 
 // The code and the reason of a step for the present switches.
 function asSwitched(step) {
-  const off = [...(state.mask && hides ? [] : ["mask"]), ...(state.scale ? [] : ["scale"])];
+  const off = [...(state.heads > 1 ? [] : ["several heads"]), ...(state.mask && hides ? [] : ["mask"]), ...(state.scale ? [] : ["scale"])];
   return off.map((name) => step.without[name]).filter(Boolean).pop() || step;
 }
 

@@ -87,6 +87,7 @@ def test_queries_of_zero_hide_no_key(tmp_path):
 def test_weights_that_are_dropped_by_hand_are_not_masked_after_the_softmax(tmp_path):
     found = report(tmp_path, ("dim=-1)", "dim=-1) * (torch.rand_like(scores) > 0.1)"))
     assert named(found) == {"dropout-in-eval"}
+    assert not found.masks, "nothing can be measured, and that is no mistake of the mask"
     assert "those that are kept do not grow by 1 / (1 − p)" in found.wrong[0].detail
     assert not any("sum to one" in words for words in found.good)
 

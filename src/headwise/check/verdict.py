@@ -48,6 +48,7 @@ DENIED = {
     "form-mask": ("mask",), "mask-convention": ("mask",), "widths-confused": ("head",), "size-fixed": ("batches",),
 }  # fmt: skip
 DENIED |= dict.fromkeys(("scale-after-softmax", "mask-after-softmax"), ("rows sum",))
+AT_RANDOM, UNDETERMINED = ("layers-in-forward", "dropout-in-eval"), "what it does could not be determined"
 IN_OTHER_CALLS = ("mask-", "dropout-", "cache", "buffer-", "weights-")  # what the traced call does not show
 ELSEWHERE = {"attends-over-heads", "attends-over-features", "attends-over-batch"}
 DENIED |= dict.fromkeys(ELSEWHERE, ("mask",))
@@ -180,6 +181,8 @@ def _take(report: Report, found: Examination) -> None:
             lists[note.kind].append(note.words)
     if any(finding.name in ELSEWHERE for finding in report.wrong):  # a mask of tokens × tokens hides nothing there
         report.masks = []
+    if any(finding.name in AT_RANDOM for finding in report.wrong):  # no two calls agree, so nothing can be measured
+        report.masks = [words for words in report.masks if not words.endswith(UNDETERMINED)]
     if report.wrong:
         report.good = [words for words in found.good(ALWAYS_SAID) if not _is_denied(words, report)]
     report.certificate = found.certificate()

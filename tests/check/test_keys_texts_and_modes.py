@@ -140,3 +140,52 @@ def test_scores_among_three_results_of_a_helper_are_told_where_they_are_chosen(j
     report = judged(source.replace("    def forward", "\n    ".join(["    " + mix[0], *mix[1:], "def forward"])))
     assert report.cause == "weights-returned", report
     assert report.findings[0].text.endswith(", raw")
+
+
+PIXELS = """
+from torch import nn
+
+
+class PixelsAskWords(nn.Module):
+    def __init__(self, channels, num_heads):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(channels, num_heads, dropout=0.1, batch_first=True)
+
+    def forward(self, image, text):
+        B, C, H, W = image.shape
+        pixels = image.flatten(2).transpose(1, 2)
+        out, _ = self.attention(query=pixels, key=text, value=text)
+        return out.transpose(1, 2).reshape(B, C, H, W)
+"""
+
+
+def test_pixels_that_ask_the_words_of_a_text_are_judged(judged):
+    report = judged(PIXELS)
+    assert report.verdict == "right", report
+    assert "it has no dropout" not in report.good
+
+
+INNER = """
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, dim_out, dim_hidden=32, num_heads=4):
+        super().__init__()
+        assert dim_hidden % num_heads == 0, "heads share dim_hidden"
+        self.heads = num_heads
+        self.q, self.k, self.v = (nn.Linear(dim_out, dim_hidden) for _ in range(3))
+        self.o = nn.Linear(dim_hidden, dim_out)
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        weights = (q @ k.mT / q.size(-1) ** 0.5).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+"""
+
+
+def test_a_width_that_lies_between_input_and_output_is_not_confused_with_that_of_the_input(judged):
+    report = judged(INNER)
+    assert report.verdict == "partial", report
+    assert report.cause is None

@@ -125,6 +125,7 @@ class CallForm:
     packed: str | None = None  # the one argument that takes all inputs, `*` for several without names
     keyed: bool = False  # it takes them as a dictionary
     other_length: bool = False  # the output has a length of its own, as where queries are learned
+    plain_memory: bool = False  # keys and values come in rows, whatever the layout of the queries
     secret: int = 0  # added to the seeds of random inputs, so that nobody else can predict them
 
     @property
@@ -166,7 +167,8 @@ class CallForm:
         """The same with the inputs themselves; what the call does to its defaults stays."""
         given: dict[str, Any] = tree_map(lambda leaf: self._fitted(leaf, inputs.query), dict(self.fixed))
         for name, role in self.roles.items():
-            given[name] = lay_out(getattr(inputs, SOURCE.get(role, role)), self.layout)
+            in_rows = self.plain_memory and role in ("memory", "key", "value")
+            given[name] = lay_out(getattr(inputs, SOURCE.get(role, role)), PLAIN if in_rows else self.layout)
         given.update(masks or {})
         if self.packed is not None:
             return self._call_packed(thing, given)

@@ -35,7 +35,19 @@ from headwise.check.arguments import (
 )
 from headwise.check.binding import Bound, Failure, Instance, stored_lengths
 from headwise.check.blame import blamed_line
-from headwise.check.calls import OTHERS, PLAIN, ROWS, SLICES, CallForm, forms, leaves, make_inputs, prepare, tokens_of
+from headwise.check.calls import (
+    OTHERS,
+    PICTURES,
+    PLAIN,
+    ROWS,
+    SLICES,
+    CallForm,
+    forms,
+    leaves,
+    make_inputs,
+    prepare,
+    tokens_of,
+)
 from headwise.check.code.case import Case
 from headwise.check.code.constants import constants, own_sizes, restore, write
 from headwise.check.code.example import example_arguments
@@ -187,12 +199,14 @@ class Search:
 
     def _first_that_runs(self, instance: Instance, layout: str, most: int | None = None) -> Iterator[Bound]:
         for form in itertools.islice(forms(instance.thing, instance.sizes), most):
-            if self._out_of_time:
-                return
-            bound = self.try_form(instance, replace(form, layout=layout))
-            if bound is not None:
-                yield bound
-                return
+            mixed = (False, True) if layout.startswith(PICTURES) and form.cross else (False,)  # pixels ask words
+            for plain_memory in mixed:
+                if self._out_of_time:
+                    return
+                bound = self.try_form(instance, replace(form, layout=layout, plain_memory=plain_memory))
+                if bound is not None:
+                    yield bound
+                    return
 
     def _builds(self, sizes: CallSizes) -> Iterator[Built]:
         target = self.case.target

@@ -188,9 +188,10 @@ def with_dropout(bound: Bound) -> Any:
     names = bound.built.names_with_role("dropout")
     with contextlib.suppress(Exception):
         thing = bound.rebuilt(**dict.fromkeys(names, 0.5)) if names else copy.deepcopy(bound.thing)
-        layers = [m for m in modules(thing) if isinstance(m, nn.Dropout)]
-        for layer in layers if not names else ():
-            layer.p = 0.5
+        layers = [(m, "p") for m in modules(thing) if isinstance(m, nn.Dropout)]
+        layers += [(m, "dropout") for m in modules(thing) if isinstance(m, nn.MultiheadAttention) and m.dropout > 0]
+        for layer, rate in layers if not names else ():
+            setattr(layer, rate, 0.5)
         return thing if names or layers else None
     return None
 

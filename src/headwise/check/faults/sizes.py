@@ -27,6 +27,7 @@ from headwise.check.trace import Core, error_line, find_attention, is_deliberate
 from headwise.check.vocabulary import MEMORY_WIDTH, call_role
 
 GROUPED = re.compile(r"group|gqa", re.IGNORECASE)
+INNER_WIDTH = re.compile(r"hid(d?e?n)|inner|attn|attention|latent|proj")
 GROUPS = 2  # key/value heads for six query heads
 LONG = 257  # tokens, more than the chunks that people choose
 HEAD_WIDTH = re.compile(r"dimhead|dhead|headdim|headsize|headwidth|^d_?k$|^keydim$|^qkdim$")
@@ -313,7 +314,9 @@ def _widths(bound: Bound) -> Found:
     asked = bound.built.arguments if bound.built.config is None else bound.built.config.asked
     roles = {constructor_role(name) for name in asked}
     sizes = _settings_for(bound)[0]
-    if {"width", "out_width"} <= roles:
+    if {"width", "out_width"} <= roles and _is_inner_width(bound):
+        yield Note("untried", "which of the widths in the constructor is that of the input")
+    elif {"width", "out_width"} <= roles:
         more = -OUTPUT_WIDTH if _all_of_it(bound) else OUTPUT_WIDTH  # wider than the input, a head has too few numbers
         wide = sizes.E + more * sizes.H
         yield from _different(bound, fitting(bound, replace(sizes, O=wide)), "")
@@ -448,6 +451,19 @@ def _different(bound: Bound, sizes: CallSizes, severity: str) -> Found:
     seen = read(other)
     found = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
     yield from (replace(f, detail=f"{f.detail} ({what})") for f in found)
+
+
+def _is_inner_width(bound: Bound) -> bool:
+    """Whether the width is named for what lies between input and output, which are both as wide as the other one."""
+    named = {role: list(bound.built.names_with_role(role)) for role in ("width", "out_width")}
+    if [len(names) for names in named.values()] != [1, 1] or not INNER_WIDTH.search(plain(named["width"][0])):
+        return False
+    wide = bound.sizes.E + OUTPUT_WIDTH * bound.sizes.H
+    with contextlib.suppress(Exception):  # it does not take such an input
+        thing = bound.rebuilt(**{named["out_width"][0]: wide})
+        other = bound.called(thing=thing, inputs=make_inputs(bound.form, replace(bound.sizes, E=wide)))
+        return other.returned is not None
+    return False
 
 
 # Fewer key/value heads than query heads.

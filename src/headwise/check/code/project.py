@@ -183,7 +183,7 @@ def _imported_by(path: Path) -> set[str]:
 
 def _holds_code(folder: Path) -> bool:
     """Whether a folder holds Python files, rather than data."""
-    return any(folder.glob("*.py")) or any(folder.glob("*/*.py"))
+    return any(any(folder.glob(pattern)) for pattern in ("*.py", "*/*.py", "*/*/*.py"))
 
 
 def _is_installed(name: str) -> bool:

@@ -189,3 +189,17 @@ def test_a_width_that_lies_between_input_and_output_is_not_confused_with_that_of
     report = judged(INNER)
     assert report.verdict == "partial", report
     assert report.cause is None
+
+
+def test_a_causal_mask_of_the_longest_input_only_is_not_sliced(judged):
+    source = INNER.replace("num_heads=4):", "num_heads=4, causal=False, seq_len=16):").replace(
+        "self.heads = num_heads", 'self.heads = num_heads\n        self.register_buffer("tri", MASK if causal else None)'
+    )
+    source = source.replace("MASK", "torch.ones(seq_len, seq_len).tril()")
+    apply = "{0} if self.tri is None else ({0}).masked_fill(self.tri{1} == 0, -torch.inf)"
+    scores = "q @ k.mT / q.size(-1) ** 0.5"
+    sliced, whole = (
+        source.replace(f"({scores})", f"({apply.format(scores, rows)})") for rows in ("[: x.size(1), : x.size(1)]", "")
+    )
+    assert not judged(sliced).wrong
+    assert judged(whole).cause == "buffer-not-sliced"

@@ -19,7 +19,7 @@ from headwise.check.faults.mask_meaning import (
 )
 from headwise.check.faults.questions import lines_run, triangle_line
 from headwise.check.faults.stages import stage_findings
-from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.mistakes import Finding, Found, Note, error_words
 from headwise.check.objects import FunctionWithWeights, signature
 from headwise.check.reading import AttentionReading, pattern, read
 from headwise.check.trace import error_line, is_deliberate
@@ -40,11 +40,23 @@ def constructor_switch(bound: Bound, reading: AttentionReading | None) -> Found:
         p = parameters.get(name)
         if p is not None and (is_boolean(p) or p.default is p.empty):
             with contextlib.suppress(Exception):  # it was not made to be switched, or the switch needs more arguments
-                other = _called_causally(bound, bound.rebuilt(**{name: True}))
+                thing = bound.rebuilt(**{name: True})
+                try:
+                    other = _called_causally(bound, thing)
+                except Exception as error:
+                    yield from _of_longest_only(bound, thing, name, error)
+                    return
                 yield from _switched(other, name)
                 yield from _masked_beside(bound, reading, other, name)
                 yield from _still_causal(bound.called(thing=bound.rebuilt(**{name: False})), name)
             return
+
+
+def _of_longest_only(bound: Bound, thing: object, name: str, error: Exception) -> Iterator[Finding]:
+    """A causal mask that fits inputs of the greatest length only; nothing where those fail as well."""
+    bound.of_length(bound.sizes.context, thing=thing)
+    words = f"with {name}=True, {bound.sizes.T} tokens raise {error_words(error)}; {bound.sizes.context} tokens work"
+    yield Finding("buffer-not-sliced", words, error_line(error, bound.case.filename))
 
 
 def _still_causal(off: Bound, name: str) -> Iterator[Finding]:

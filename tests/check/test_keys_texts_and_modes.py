@@ -193,7 +193,8 @@ def test_a_width_that_lies_between_input_and_output_is_not_confused_with_that_of
 
 def test_a_causal_mask_of_the_longest_input_only_is_not_sliced(judged):
     source = INNER.replace("num_heads=4):", "num_heads=4, causal=False, seq_len=16):").replace(
-        "self.heads = num_heads", 'self.heads = num_heads\n        self.register_buffer("tri", MASK if causal else None)'
+        "self.heads = num_heads",
+        'self.heads = num_heads\n        self.register_buffer("tri", MASK if causal else None)',
     )
     source = source.replace("MASK", "torch.ones(seq_len, seq_len).tril()")
     apply = "{0} if self.tri is None else ({0}).masked_fill(self.tri{1} == 0, -torch.inf)"

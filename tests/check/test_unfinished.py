@@ -404,7 +404,7 @@ def test_a_fragment_says_by_its_code_what_its_width_and_its_mask_are(mask, tmp_p
 
 
 def test_masks_that_are_refused_as_not_implemented_come_next(tmp_path):
-    refusing = SHORT_NAMES.format(mask="if mask is not None: raise NotImplementedError('masks come later')")
+    refusing = SHORT_NAMES.format(mask="if mask is not None:\n        raise NotImplementedError('masks come later')")
     report = judged(tmp_path, refusing.replace("(self, x)", "(self, x, mask=None)"))
     assert report.verdict == "unfinished"
     assert report.next == "step 5, hide the keys that a query may not see"

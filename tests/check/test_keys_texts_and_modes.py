@@ -204,3 +204,39 @@ def test_a_causal_mask_of_the_longest_input_only_is_not_sliced(judged):
     )
     assert not judged(sliced).wrong
     assert judged(whole).cause == "buffer-not-sliced"
+
+
+CACHED = """
+import torch
+from torch import nn
+
+
+class CausalAttention(nn.Module):
+    def __init__(self, hidden_size, num_heads):
+        super().__init__()
+        self.heads = num_heads
+        self.c_attn, self.c_proj = nn.Linear(hidden_size, 3 * hidden_size), nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, hidden_states, layer_past=None, attention_mask=None, use_cache=False):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.c_attn(hidden_states).chunk(3, -1))
+        if layer_past is not None:
+            k, v = torch.cat((layer_past[0], k), -2), torch.cat((layer_past[1], v), -2)
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        T, S = scores.shape[-2:]
+        earlier = torch.ones(S, S, dtype=torch.bool).tril()[S - T :]
+        scores = scores.masked_fill(~earlier, torch.finfo(scores.dtype).min)
+        if attention_mask is not None:
+            scores = scores + {sign}attention_mask
+        out = self.c_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return out, (k, v) if use_cache else None
+"""
+
+
+def test_a_mask_that_is_added_beside_a_causal_one_is_confirmed(tmp_path, one_thread):
+    import headwise
+
+    file = tmp_path / "attention.py"
+    file.write_text(CACHED.format(sign=""))
+    assert headwise.check(file).verdict in ("variant", "partial"), headwise.check(file)
+    file.write_text(CACHED.format(sign="2 * "))
+    assert headwise.check(file).verdict == "wrong"

@@ -240,3 +240,39 @@ def test_a_mask_that_is_added_beside_a_causal_one_is_confirmed(tmp_path, one_thr
     assert headwise.check(file).verdict in ("variant", "partial"), headwise.check(file)
     file.write_text(CACHED.format(sign="2 * "))
     assert headwise.check(file).verdict == "wrong"
+
+
+MASK_OBJECT = """
+from torch import nn
+
+
+class FullAttention(nn.Module):
+    def __init__(self, scale=None):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, queries, keys, values, attn_mask):
+        scores = queries @ keys.mT * (self.scale or queries.size(-1) ** -0.5)
+        if attn_mask is not None:
+            scores = scores.masked_fill(attn_mask.{attribute}, -1e9)
+        return scores.softmax(-1) @ values
+
+
+class AttentionLayer(nn.Module):
+    def __init__(self, attention, d_model, n_heads):
+        super().__init__()
+        self.inner, self.n_heads = attention, n_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, queries, keys, values, attn_mask=None):
+        streams = (self.q(queries), self.k(keys), self.v(values))
+        q, k, v = (t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in streams)
+        return self.o(self.inner(q, k, v, attn_mask).transpose(1, 2).flatten(2))
+"""
+
+
+def test_a_mask_that_is_an_object_with_a_table_inside_is_not_judged(judged):
+    report = judged(MASK_OBJECT.format(attribute="table"))
+    assert report.subject.startswith("AttentionLayer(")
+    assert report.verdict == "partial", report
+    assert judged(MASK_OBJECT.format(attribute="maskd_fill()")).cause == "mask-crashes"

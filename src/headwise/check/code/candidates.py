@@ -83,7 +83,7 @@ def _class_score(name: str, cls: type, text: str, body: str) -> int:
     heads = any(constructor_role(p.name) == "heads" for p in parameters_of(cls))
     score = 40 if NAME.search(name) else 0
     score += 25 if MULTI.search(name) else 0
-    score -= 30 if OTHER.search(name) and not re.search(r"(att(entio)?n|MHA)$", name, re.IGNORECASE) else 0
+    score -= 30 if OTHER.search(name) and not re.search(r"(att(entio)?n(_?layer)?|MHA)$", name, re.IGNORECASE) else 0
     score -= 2 if "cross" in name.lower() else 0  # self-attention in the same file comes first
     score += 15 if re.search(r"softmax|scaled_dot_product_attention|MultiheadAttention", body) else 0
     score += 20 if heads or re.search(r"n_?u?m?_?heads?\b", text) else 0

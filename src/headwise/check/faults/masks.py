@@ -212,7 +212,7 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
     needed = bound.form.fixed.get(argument.name) is not None  # what it takes is known, and is none of these
     if not meanings or (meanings == {"other"} and _usual_shapes_raise(argument)):
         added = reading.core.weights.shape[-1] > bound.inputs.key.shape[1]  # it may stand for the input's tokens alone
-        yield from _crash(argument) if not needed and not added else ()
+        yield from _crash(argument) if not (needed or added or _takes_object(argument, bound)) else ()
     elif tried is not None and tried.meaning == "leaks" and meanings <= {"leaks", "none", "other"}:
         words = f"argument {argument.name}, shape {tried.shape}: hidden keys keep some weight"
         seen = read(bound.called({argument.name: tried.mask.clone()}))
@@ -463,6 +463,15 @@ def _usual_shapes_raise(argument: MaskArgument) -> bool:
     """Whether every mask that broadcasts to a table of queries × keys raises, at one line."""
     usual = [t for t in argument.tried if t.shape in ("(B,1,T,S)", "(B,1,1,S)", "(T,S)", "(B,T,S)", "(B,S)")]
     return bool(usual) and all(t.error is not None for t in usual) and len({t.line for t in usual}) == 1
+
+
+def _takes_object(argument: MaskArgument, bound: Bound) -> bool:
+    """Whether the code reads the mask from an attribute of the argument, as in `attn_mask.mask`."""
+    for tried in (t for t in argument.tried if isinstance(t.error, AttributeError)):
+        match = re.search(r"'Tensor' object has no attribute '(\w+)'", str(tried.error))
+        if match and re.search(rf"mask\w*\.{match[1]}\b(?!\()", bound.case.text(tried.line)):
+            return True
+    return False
 
 
 def _crash(argument: MaskArgument) -> Iterator[Finding]:

@@ -226,3 +226,58 @@ def test_a_key_that_our_own_configuration_lacks_is_not_the_learners_mistake(tmp_
     assert reads_a_key(StandInConfig(CallSizes()), tmp_path / "one.py") is None
     assert reads_a_key(config, tmp_path / "three.py") is None
     assert reads_a_key(SimpleNamespace(zeta_alfa=1), tmp_path / "two.py").name == "unknown-name"
+
+
+NORM = "\n\ndef norm(x):\n    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)\n"
+ROTATED = "q, k = q * cos + turned(q) * sin, k * cos + turned(k) * sin"
+
+
+def test_queries_and_keys_may_be_normalized_over_all_heads_before_a_rotation(tmp_path):
+    text = rotated(rest=NORM).replace("(layer(hidden_states).view", "(kind(layer(hidden_states)).view")
+    text = text.replace("for layer in layers)", "for layer, kind in zip(layers, (norm, norm, lambda x: x)))")
+    report = judged(tmp_path, text)
+    assert right(report), report
+    assert "queries and keys are normalized" in report.variants
+
+
+def test_queries_and_keys_may_be_normalized_after_a_rotation(tmp_path):
+    text = rotated(rest=NORM).replace(ROTATED, f"{ROTATED}\n        q, k = norm(q), norm(k)")
+    report = judged(tmp_path, text)
+    assert right(report), report
+    assert "queries and keys are normalized" in report.variants
+
+
+CHOSEN = CONFIGURED.replace("embed_dim, num_heads, dropout=0.0, config=None, layer_idx=None", "config, layer_idx")
+CHOSEN = CHOSEN.replace("num_heads, dropout, config", "config.num_heads, 0.0, config")
+CHOSEN = CHOSEN.replace("(embed_dim, 3 * embed_dim), nn.Linear(embed_dim, embed_dim)", "(E, 3 * E), nn.Linear(E, E)")
+CHOSEN = CHOSEN.replace("super().__init__()", "super().__init__()\n        E = config.embed_dim")
+
+
+@pytest.mark.parametrize(("key", "cause"), [("config.attention_multiplier", None), ("1.0", "scale-missing")])
+def test_a_multiplier_of_the_configuration_may_be_the_scale(tmp_path, key, cause):
+    text = CHOSEN.replace("q @ k.mT / math.sqrt(q.shape[-1])", "q @ k.mT * self.scaling")
+    text = text.replace("        E = config", f"        self.scaling = {key}\n        E = config")
+    settings = SETTINGS.replace("num_heads=4):", "num_heads=4):\n        self.attention_multiplier = 1.0")
+    assert judged(tmp_path, text + settings).cause == cause
+
+
+def test_a_window_that_the_code_computes_with_keeps_the_number_of_the_file(tmp_path):
+    made = "        self.window = config.sliding_window + 1\n        E = config"
+    settings = SETTINGS.replace("num_heads=4):", "num_heads=4):\n        self.sliding_window = 4096")
+    assert right(judged(tmp_path, CHOSEN.replace("        E = config", made) + settings))
+
+
+MEMORY = SIMPLE.replace("output_attentions=False, **kwargs", "encoder_states=None, encoder_mask=None")
+MEMORY = MEMORY.replace(
+    "(weights @ v).transpose(1, 2).reshape(B, T, E)), weights", "(weights @ v).transpose(1, 2).reshape(B, T, E))"
+)
+REFUSED = """if encoder_states is not None:
+            mask = encoder_mask
+            raise ValueError("no memory here")
+        B, T, E"""
+
+
+def test_a_mask_for_a_memory_that_is_refused_need_not_act(tmp_path):
+    report = judged(tmp_path, MEMORY.replace("B, T, E", REFUSED, 1))
+    assert report.verdict == "partial", report
+    assert judged(tmp_path, SIMPLE.replace("**kwargs", "encoder_mask=None")).verdict == "wrong"

@@ -326,6 +326,8 @@ class StandInConfig:
         role = constructor_role(name)
         if has_usual_value(name):
             usual = usual_value(name)
+            if usual is None and type(own) in (int, float) and "number" in self._uses.kinds.get(name, ()):
+                return True, own  # the code computes with it
             return True, own if isinstance(own, bool) or (usual is None and isinstance(own, str)) else usual
         if role == "bias" and isinstance(own, bool):
             return True, own

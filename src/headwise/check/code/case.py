@@ -29,6 +29,7 @@ class Case:
     progress: Callable[[str], None] = lambda _: None
     thorough: bool = True  # also measure speed and compile
     assignment: Any = None  # the `Assigned` form or `Reference` that it must also fit
+    text_only: bool = False  # nothing can be built here: it is another process that runs it
 
     @functools.cached_property
     def coverage(self) -> Coverage:

@@ -274,7 +274,8 @@ def _chosen_scale(bound: Bound, scores: Scores) -> str | None:
             seen = read(bound.called(thing=bound.rebuilt(**{name: OTHER_SCALE})))
             if seen is not None and seen.scores is not None and not near(seen.scores.factor, scores.factor):
                 return f"{name} of the configuration"
-    return None
+    named = re.search(rf"\bconfig\.(\w*({SCALES.pattern})\w*)", bound.case.own) if bound.case.text_only else None
+    return None if named is None else f"{named[1]} of the configuration"
 
 
 def _other_head_width(bound: Bound, reading: AttentionReading) -> Found:

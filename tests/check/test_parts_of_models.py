@@ -281,3 +281,29 @@ def test_a_mask_for_a_memory_that_is_refused_need_not_act(tmp_path):
     report = judged(tmp_path, MEMORY.replace("B, T, E", REFUSED, 1))
     assert report.verdict == "partial", report
     assert judged(tmp_path, SIMPLE.replace("**kwargs", "encoder_mask=None")).verdict == "wrong"
+
+
+UNITS = SIMPLE.replace("d_model, num_heads):", "d_model, num_heads, window_size=0, in_units=False):")
+UNITS = UNITS.replace(
+    "self.num_heads = num_heads", "self.num_heads, self.window_size, self.in_units = num_heads, window_size, in_units"
+)
+UNITS = UNITS.replace(", output_attentions=False, **kwargs", "")
+UNITS = UNITS.replace(
+    "        q, k, v",
+    "        if self.in_units:\n            x = x.view(B, T, 1, self.window_size, -1).flatten(2)\n        q, k, v",
+)
+
+
+def test_a_window_that_counts_only_with_a_switch_is_not_judged_without_it(tmp_path):
+    report = judged(tmp_path, UNITS)
+    assert report.verdict == "partial", report
+    always = UNITS.replace("if self.in_units:", "if self.window_size > 99:")
+    assert judged(tmp_path, always).cause == "option-ignored"
+
+
+def test_a_flag_of_the_configuration_is_no_size(tmp_path):
+    made = "        if config.use_relative_position_embeddings:\n            self.table = torch.zeros(shape[0])\n"
+    text = CHOSEN.replace("config, layer_idx", "config, layer_idx, shape=None")
+    text = text.replace("        E = config.embed_dim\n", "        E = config.embed_dim\n" + made)
+    settings = SETTINGS.replace("num_heads=4):", "num_heads=4):\n        self.use_relative_position_embeddings = False")
+    assert not judged(tmp_path, text + settings).wrong

@@ -329,7 +329,7 @@ class StandInConfig:
             if usual is None and type(own) in (int, float) and "number" in self._uses.kinds.get(name, ()):
                 return True, own  # the code computes with it
             return True, own if isinstance(own, bool) or (usual is None and isinstance(own, str)) else usual
-        if role == "bias" and isinstance(own, bool):
+        if role is not None and isinstance(own, bool):  # a flag is no size, whatever its name
             return True, own
         if role is not None and (own is None or isinstance(own, int | float)):
             value = value_for(role, self._sizes)

@@ -51,6 +51,6 @@ def layout_of(table: Tensor) -> str:
 
 def layouts_told(source: str) -> set[str]:
     """The layouts of the tables that a file makes itself; empty where it makes none."""
-    rotary = [line for line in source.splitlines() if not line.lstrip().startswith("#")]
-    text = "\n".join(rotary)
+    written = [line for line in source.splitlines() if not line.lstrip().startswith("#")]
+    text = "\n".join(written)
     return {name for name, pattern in (("halves", TWICE), ("neighbors", NEIGHBORS)) if pattern.search(text)}

@@ -13,8 +13,8 @@ from headwise.check.rotary import layouts_told
 def with_fitting_tables(bound: Bound, reading: AttentionReading | None) -> tuple[Bound, AttentionReading | None]:
     """The same with rotary tables in the layout in which no stage is wrong, unless the file makes others itself."""
     told = set() if bound.case.loaded is None else layouts_told(bound.case.loaded.source)
-    forms = other_tables(bound.form, bound.thing, bound.sizes)
-    if not bound.form.fixed or not _is_troubled(bound, reading):
+    forms = [*other_tables(bound.form, bound.thing, bound.sizes)]
+    if not forms or not _is_troubled(bound, reading):
         return bound, reading
     for form, layouts in forms:
         if told and not layouts <= told | {"once"}:

@@ -44,9 +44,10 @@ def _angles(sizes: CallSizes) -> Tensor:
 
 def layout_of(table: Tensor) -> str:
     """Which numbers of a head a table turns together: halves, neighbors, or one angle for two numbers."""
-    if torch.equal(*table.chunk(2, -1)):
+    half = table.shape[-1] // 2
+    if half and torch.equal(table[..., :half], table[..., half:]):
         return "halves"
-    return "neighbors" if torch.equal(table[..., ::2], table[..., 1::2]) else "once"
+    return "neighbors" if half and torch.equal(table[..., ::2], table[..., 1::2]) else "once"
 
 
 def layouts_told(source: str) -> set[str]:

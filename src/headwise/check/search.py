@@ -76,6 +76,7 @@ LENGTHS = ("seq_len", "T", "seq_length", "n", "t", "num_tokens", "len", "length"
 
 def bind(case: Case) -> tuple[Bound | None, list[Failure]]:
     """The best way that was found to build and call, and every attempt that raised. None where nothing ran."""
+    _define_what_it_reads(case)
     search = Search(case)
     best = search.best()
     if time.process_time() > search.deadline:  # not everything was tried: an input of another form might pass
@@ -368,6 +369,15 @@ def _stand_in_left_out(case: Case, sizes: CallSizes) -> None:
     for name in [] if case.loaded is None else case.loaded.skipped:
         if is_configuration(name) and name not in case.namespace:
             case.namespace[name] = StandInConfig(sizes, own_configuration(case.namespace))
+
+
+def _define_what_it_reads(case: Case) -> None:
+    """Run the statements left out that define what the class reads; sizes and configurations are ours to choose."""
+    if case.loaded is None:
+        return
+    for name in globals_read(case.target):
+        if name in case.loaded.skipped and constructor_role(name) is None and not is_configuration(name):
+            case.loaded.define_late(name)
 
 
 def _supply(namespace: MutableMapping[str, Any], name: str, sizes: CallSizes) -> bool:

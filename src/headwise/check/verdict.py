@@ -24,6 +24,7 @@ from headwise.check.faults.chunks import in_one_chunk
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.questions import SINGLE, WEIGHTLESS
 from headwise.check.faults.spelling import misspelled_base, text_mistakes
+from headwise.check.faults.tables import with_fitting_tables
 from headwise.check.mistakes import Finding, settled
 from headwise.check.objects import tensors
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
@@ -151,7 +152,7 @@ def _judge_bound(bound: Bound) -> tuple[Report, bool]:
     report = Report("unknown", bound.built.text, f"{name}({bound.form.words()}){layout}")
     try:
         bound.case.progress("comparing")
-        bound, reading = in_one_chunk(bound)
+        bound, reading = with_fitting_tables(*in_one_chunk(bound))
         report.subject = bound.built.text
         found = Examination()
         found.ask(bound, reading, FAULTS)

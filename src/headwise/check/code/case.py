@@ -11,6 +11,7 @@ from typing import Any
 
 from headwise.check.code.loader import Loaded
 from headwise.check.coverage import Coverage
+from headwise.check.objects import METHODS
 from headwise.check.vocabulary import call_role
 
 STREAMS = {"query", "key", "value"}
@@ -28,6 +29,7 @@ class Case:
     progress: Callable[[str], None] = lambda _: None
     thorough: bool = True  # also measure speed and compile
     assignment: Any = None  # the `Assigned` form or `Reference` that it must also fit
+    text_only: bool = False  # nothing can be built here: it is another process that runs it
 
     @functools.cached_property
     def coverage(self) -> Coverage:
@@ -213,6 +215,12 @@ class Case:
         return bool(takes) and not any(
             isinstance(n, ast.Name) and n.id == name for f in takes for line in f.body for n in ast.walk(line)
         )
+
+    def takes_what_it_ignores(self) -> bool:
+        """Whether the call takes any other keyword, as a part of a model does that many callers share."""
+        nodes = [n for n in ast.walk(self.tree) if isinstance(n, ast.ClassDef) and n.name == self.name]
+        calls = [f for n in nodes[-1:] for f in n.body if isinstance(f, ast.FunctionDef) and f.name in METHODS]
+        return any(f.args.kwarg is not None for f in calls)
 
     def alias_after(self, line: int | None) -> int | None:
         """The first line after this one, in the same function, that only gives a value another name."""

@@ -7,6 +7,7 @@ import re
 import torch
 from torch import Tensor, nn
 
+from headwise.check.configuration import is_made_by_us
 from headwise.check.explain.scene import Scene, names_of, nearest
 from headwise.check.mistakes import Finding
 
@@ -94,6 +95,8 @@ def missing_attribute(scene: Scene) -> Finding | None:
             thing = scene.value(node.value)
             if hasattr(thing, node.attr):
                 continue  # another object in this statement lacks it
+            if is_made_by_us(thing):
+                return None  # the key is missing in what we know
             if thing is None or (callable(thing) and not isinstance(thing, nn.Module)):
                 return None
             if isinstance(thing, int | float | str | tuple | list | dict) and scene.is_argument(node.value):

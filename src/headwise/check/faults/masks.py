@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from headwise.check.arguments import plain
+from headwise.check.arguments import call_role, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, make_inputs
 from headwise.check.code.intent import (
@@ -161,6 +161,13 @@ def _of_queries(argument: MaskArgument, bound: Bound) -> bool:
     return MEMORY_MASK.match(plain(argument.name)) is None and any(MEMORY_MASK.match(name) for name in others)
 
 
+def _of_refused_memory(argument: MaskArgument, bound: Bound) -> bool:
+    """Whether it is named for a memory that the class takes, and that it refused as it was built."""
+    memory = any(call_role(p.name) == "memory" for p in signature(bound.thing)) and not bound.form.cross
+    refused = any(f.deliberate and f.called is not None and argument.name in f.called for f in bound.failures)
+    return memory and refused and MEMORY_MASK.match(plain(argument.name)) is not None
+
+
 def _acts_beside(argument: MaskArgument, bound: Bound) -> bool:
     """Whether it has an effect where another mask, which hides nothing, is passed as well."""
     ones = torch.ones(bound.inputs.query.shape[:2], dtype=torch.bool)
@@ -228,6 +235,8 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
         yield Finding("mask-nan", words, filled or tried.line or reading.core.softmax_line)
     elif meanings == {"none"} and "mask" in plain(argument.name) and "head" not in plain(argument.name):
         if _of_queries(argument, bound) or _acts_beside(argument, bound) or stand_ins_used(bound.case.target):
+            return
+        if _of_refused_memory(argument, bound):
             return
         words = f"argument {argument.name}: no mask that it accepts changes any weight"
         if _acts_in_a_new_object(argument, bound):

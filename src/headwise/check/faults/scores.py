@@ -26,7 +26,8 @@ CAUSAL_TEXT = re.compile(
     r"(?![^.]*\b(if|optional\w*|unless|when)\b)",
     re.IGNORECASE,
 )
-OTHER_SCALE = 3.7  # that no configuration has
+SCALES = re.compile(r"scal|multiplier|temperature")  # keys of a configuration
+OTHER_SCALE = 0.37  # that no configuration has, and small enough that weights are not all zero or one
 OTHER_AXES = ("scale-length", "scale-batch")  # the right formula for the size of another axis
 
 
@@ -268,12 +269,13 @@ def _chosen_scale(bound: Bound, scores: Scores) -> str | None:
                 if seen is not None and seen.scores is not None and not near(seen.scores.factor, scores.factor):
                     return f"{p.name}, an argument of the constructor"
     config = bound.built.config
-    for name in () if config is None else [name for name in config.asked if "scal" in plain(name)]:
+    for name in () if config is None else [name for name in config.asked if SCALES.search(plain(name))]:
         with contextlib.suppress(Exception):  # it cannot be changed
             seen = read(bound.called(thing=bound.rebuilt(**{name: OTHER_SCALE})))
             if seen is not None and seen.scores is not None and not near(seen.scores.factor, scores.factor):
                 return f"{name} of the configuration"
-    return None
+    named = re.search(rf"\bconfig\.(\w*({SCALES.pattern})\w*)", bound.case.own) if bound.case.text_only else None
+    return None if named is None else f"{named[1]} of the configuration"
 
 
 def _other_head_width(bound: Bound, reading: AttentionReading) -> Found:

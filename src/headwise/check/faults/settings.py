@@ -19,6 +19,7 @@ from headwise.check.code.choices import annotated, compared, kept_as
 from headwise.check.code.example import example_arguments
 from headwise.check.configuration import ABSENT, KeyUses, as_dictionary, own_configuration, uses_of
 from headwise.check.faults.causal import CAUSAL_FLAGS
+from headwise.check.faults.crashes import EMPTY_VIEW
 from headwise.check.faults.options import doubts, returned_with
 from headwise.check.faults.questions import near, role_in
 from headwise.check.faults.stages import stage_findings
@@ -157,10 +158,28 @@ def windows(bound: Bound, reading: AttentionReading | None) -> Found:
                 if CUT_BEFORE.search(bound.case.name) and bound.case.never_reads_attribute(p.name):
                     yield Note("untried", f"{p.name}, which is never read: the caller may cut the windows")
                     return
+                if _is_read_under_a_switch(bound, p.name):
+                    yield Note("untried", f"{p.name}, which counts only with a switch that is off by default")
+                    return
                 words = f"{bound.sizes.context} tokens get the same result with {p.name}={NARROW} and without a limit"
                 line = bound.case.line_of_attribute(p.name) or bound.case.line_with("def __init__")
                 masked = reading.core.pattern_line(inverted=False) or reading.core.mask_line()
                 yield Finding("option-ignored", words, masked or line)
+
+
+def _is_read_under_a_switch(bound: Bound, name: str) -> bool:
+    """Whether forward reads an attribute only where an argument that is off by default is on."""
+    off = {p.name for p in parameters_of(bound.case.target) if p.default is False}
+    branches = [n for n in ast.walk(bound.case.tree) if isinstance(n, ast.If | ast.IfExp)]
+    switched = [n for n in branches if off & {getattr(part, "attr", "") for part in ast.walk(n.test)}]
+    inside = {id(part) for n in switched for side in _sides(n.body) for part in ast.walk(side)}
+    nodes = (n for n in ast.walk(bound.case.tree) if isinstance(n, ast.Attribute) and n.attr == name)
+    read = [n for n in nodes if isinstance(n.ctx, ast.Load)]
+    return bool(read) and all(id(n) in inside for n in read)
+
+
+def _sides(body: ast.expr | list[ast.stmt]) -> list[Any]:
+    return body if isinstance(body, list) else [body]
 
 
 def _of_window(bound: Bound, name: str, size: int) -> Tensor | None:
@@ -266,7 +285,7 @@ def _failed_option(bound: Bound, name: str, words: str, error: Exception) -> Fou
     own = _is_bias(name) or _is_own_error(bound, error) or (isinstance(error, RuntimeError) and bound.built.certain)
     if is_deliberate(error) and isinstance(error, ValueError | NotImplementedError | AssertionError):
         yield Note("good", f"{words} is refused")
-    elif line is not None and not is_deliberate(error) and own:
+    elif line is not None and not is_deliberate(error) and own and not EMPTY_VIEW.search(said):
         yield Finding("option-crashes", said, line)
     else:
         yield Note("untried", said)

@@ -206,7 +206,9 @@ def _is_read_as_it_is(target: ast.expr, function: Function) -> bool:
         return False
     names = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == target.id]
     tested = {id(n) for c in ast.walk(function) if isinstance(c, ast.Compare) for n in ast.walk(c)}
-    reads = [n for n in names if isinstance(n.ctx, ast.Load) and id(n) not in tested]
+    calls = [n for n in ast.walk(function) if isinstance(n, ast.Call)]
+    options = {id(value) for c in calls for value in (*c.args[2:], *(k.value for k in c.keywords))}  # None may be meant
+    reads = [n for n in names if isinstance(n.ctx, ast.Load) and id(n) not in tested | options]
     return len([n for n in names if isinstance(n.ctx, ast.Store)]) == 1 and bool(reads)
 
 

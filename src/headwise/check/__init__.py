@@ -6,16 +6,20 @@ the first check. Imports `layer` and everything below it.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import inspect
+import shlex
 import sys
+import tempfile
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from headwise.check.mistakes import MISTAKES, Finding, Mistake, place
 from headwise.check.report import Report
+from headwise.errors import HeadwiseError, OptionError
 
 __all__ = ["MISTAKES", "Finding", "Mistake", "Report", "check"]
 
@@ -104,8 +108,6 @@ def _reference_path(against: Any) -> str | None:
     """Where another process finds the reference."""
     if against is None or isinstance(against, str | Path):
         return None if against is None else str(against)
-    from headwise.errors import OptionError
-
     owner = against if inspect.isclass(against) or inspect.isfunction(against) else type(against)
     try:
         file = inspect.getsourcefile(owner)
@@ -125,22 +127,81 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def check_cell(shell: Any, line: str, cell: str) -> None:
-    """Run a notebook cell, then print a report on the class named in the line, or on the last class it defines."""
+    """Run a notebook cell, then print a report on the class named in the line, or on the last class it defines.
+
+    Code outside any class, such as a `forward` alone, is judged as in a file. The line takes the options --form,
+    --against and --solution of the command.
+    """
+    try:
+        asked = _asked(shell, line)
+        name = asked.pop("name") or last_class(cell)
+        report = _on_fragment(shell, cell, asked) if name is None else None
+        report = report or _on_class(shell, name, cell, asked)
+    except HeadwiseError as error:
+        print(f"%%headwise_check: {error}")
+        return
+    if report is not None:
+        print(report if not report.solution else f"{report}\n\nA correct class:\n\n{report.solution}")
+
+
+class _Options(argparse.ArgumentParser):
+    """The line of the magic; what it does not take is an error for the reader of the notebook, and ends nothing."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(f"{message}. The line takes the name of a class, --form, --against and --solution.")
+
+
+def _asked(shell: Any, line: str) -> dict[str, Any]:
+    """The name of the class, and the options of `check`."""
+    parser = _Options("%%headwise_check", add_help=False, allow_abbrev=False)
+    parser.add_argument("name", nargs="?")
+    compared = parser.add_mutually_exclusive_group()
+    compared.add_argument("--form")
+    compared.add_argument("--against")
+    parser.add_argument("--solution", action="store_true")
+    try:
+        words = shlex.split(line)
+    except ValueError as error:  # a quote that is not closed
+        raise OptionError(f"{error} in {line!r}.") from error
+    asked = vars(parser.parse_args(words))
+    against = asked["against"]
+    return asked | {"against": shell.user_ns.get(against, against)}  # a class of the notebook, or a file
+
+
+def _on_fragment(shell: Any, cell: str, asked: dict[str, Any]) -> Report | None:
+    """The report on code outside any class; None where there is none that looks like attention."""
+    if not any(isinstance(node, ast.FunctionDef | ast.Assign) for node in _statements(cell)):
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cell.py"
+        path.write_text(cell, encoding="utf-8")
+        report = check(path, **asked)
+    if report.subject == path.name:  # nothing in it is
+        return None
+    return _placed(report, shell)
+
+
+def _on_class(shell: Any, name: str | None, cell: str, asked: dict[str, Any]) -> Report | None:
+    """The report on a class, after its cell has run; None where that has failed."""
     ran = shell.run_cell(cell)
     if getattr(ran, "success", True) is False:  # the notebook has shown why; the class may be an older one
-        return
-    name = line.strip() or last_class(cell)
-    if name is None or name not in shell.user_ns:
-        print("%%headwise_check: this cell defines no class; name one, as in %%headwise_check MyAttention")
-        return
-    report = check(shell.user_ns[name])
-    if name in classes_of(cell):
-        count = len(shell.user_ns.get("In", [""])) - 1  # IPython stores the input of a cell before it runs
-        report.findings = [_in_cell(finding, count) for finding in report.findings]
-        if report.stops is not None:
-            report.stops += 1  # with the line of the magic
-            report.ending = place(report.stops, execution_count=count or None)
-    print(report)
+        return None
+    if name is None:
+        raise OptionError("this cell defines no class; name one, as in %%headwise_check MyAttention")
+    if name not in shell.user_ns:
+        raise OptionError(f"no {name} is defined in this notebook")
+    report = check(shell.user_ns[name], **asked)
+    return _placed(report, shell) if name in classes_of(cell) else report
+
+
+def _placed(report: Report, shell: Any) -> Report:
+    """The report with the n of `In [n]` in place of a file."""
+    count = len(shell.user_ns.get("In", [""])) - 1  # IPython stores the input of a cell before it runs
+    report.findings = [_in_cell(finding, count) for finding in report.findings]
+    if report.stops is not None:
+        report.stops += 1  # with the line of the magic
+        report.ending = place(report.stops, execution_count=count or None)
+    return report
 
 
 def _in_cell(finding: Finding, count: int) -> Finding:
@@ -152,8 +213,13 @@ def _in_cell(finding: Finding, count: int) -> Finding:
 
 def classes_of(cell: str) -> list[str]:
     """The classes that a cell defines, in order; none if it is not Python, which the notebook has shown already."""
+    return [node.name for node in _statements(cell) if isinstance(node, ast.ClassDef)]
+
+
+def _statements(cell: str) -> list[ast.stmt]:
+    """What a cell consists of; nothing if it is not Python."""
     try:
-        return [node.name for node in ast.parse(cell).body if isinstance(node, ast.ClassDef)]
+        return ast.parse(cell).body
     except SyntaxError:
         return []
 

@@ -142,6 +142,12 @@ def test_list_of_narrow_heads_leaves_out_the_projection_on_purpose(tmp_path):
     assert "a list of heads side by side, without an output projection" in report.variants
 
 
+def test_list_of_heads_without_a_projection_is_wrong_where_the_document_has_one(tmp_path):
+    report = judged(tmp_path, changed(LISTED, NARROW), form="homework")
+    found = next(finding for finding in report.wrong if finding.name == "no-out-proj")
+    assert "the homework guide has one" in found.detail
+
+
 def test_list_of_heads_with_a_projection_that_is_never_called_is_wrong(tmp_path):
     made = "        )\n        self.out_proj = nn.Linear(d_out, d_out)\n"
     found = only(judged(tmp_path, changed(LISTED, NARROW, ("        )\n", made))))

@@ -148,7 +148,7 @@ _ROWS = (
       "The width of the projections is not the number of heads times the width of one.",
       "Compute the width of the projections from heads and head width.", explains=("scale-other",)),
     M("output-shape", "wrong", "the axes of the output are in a different order from those of the input",
-      "The caller gets (tokens, batch, width) where (batch, tokens, width) is expected.",
+      "The next layer reads the output as (batch, tokens, width).",
       "Print the shape before the heads are merged, and check the order in which sizes are unpacked.", certain=True),
     M("joined-axis", "wrong", "heads are joined along the wrong axis",
       "Each token needs one row with all heads side by side, not more rows, more samples or a new axis.",

@@ -23,7 +23,7 @@ from headwise.check.environment import quiet
 from headwise.check.faults.dropout import dropped_late
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.mask_promises import line_of_meaning
-from headwise.check.faults.output import head_merge
+from headwise.check.faults.output import head_merge, is_list_of_heads
 from headwise.check.faults.questions import WEIGHTLESS
 from headwise.check.faults.stages import stage_findings
 from headwise.check.mistakes import Finding, Found, Note, error_words
@@ -113,6 +113,9 @@ class Deviations:
                 severity = "wrong" if any(kind == "wrong" for kind, _ in found) else found[0][0]
                 words = dict.fromkeys(words for kind, words in found if kind == severity)
                 yield Finding(name, f"{self.form.title} has {'; '.join(words)}", place, severity=severity)
+        if not self.form.is_wrapper(self.bound.thing) and self._lacks_projection:
+            words = f"{self.form.title} has one; the heads of the list are returned side by side"
+            yield Finding("no-out-proj", words, self._return_line())
         if self.form.is_wrapper(self.bound.thing) and not self._merges_wrongly:
             yield Note("variant", f"a list of heads side by side without an output projection, as in {self.form.title}")
 
@@ -120,6 +123,12 @@ class Deviations:
     def _late_dropout(self) -> int | None:
         """The line where dropout acts on the output, if the document has it on the weights."""
         return dropped_late(self.bound, self.reading) if "dropout" in self.form.constructor else None
+
+    @property
+    def _lacks_projection(self) -> bool:
+        """Whether it is a list of heads that leaves out the projection on purpose, which the document has."""
+        output = None if self.reading is None else self.reading.output
+        return self.reading is not None and output is not None and output.role.plain and is_list_of_heads(self.reading)
 
     @property
     def _merges_wrongly(self) -> bool:

@@ -213,7 +213,7 @@ def output_projection(bound: Bound, reading: AttentionReading) -> Found:
     thrown = next((found for name in tensors(bound.thing) if (found := _thrown_away(bound, name))), None)
     words = _idle_projection(bound) if thrown is None else f"the result of {thrown[0]} is not assigned; "
     where = _projecting_class(bound)
-    if not words and not separate and _is_list_of_heads(reading):
+    if not words and not separate and is_list_of_heads(reading):
         yield Note("variant", "a list of heads side by side, without an output projection")
     elif where is not None and not separate:
         yield Note("variant", f"the output projection is in {where}")
@@ -222,7 +222,7 @@ def output_projection(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("no-out-proj", f"{words}the heads are returned {how}", line if thrown is None else thrown[1])
 
 
-def _is_list_of_heads(reading: AttentionReading) -> bool:
+def is_list_of_heads(reading: AttentionReading) -> bool:
     """Whether every head is a module of its own, with all its layers, which leaves out the projection on purpose."""
     parts = reading.projections
     found = {role: [IN_A_LIST.fullmatch(name) for name in part.role.names] for role, part in parts.items()}

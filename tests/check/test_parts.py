@@ -9,11 +9,12 @@ from right_forms import KeepMask
 from torch import nn
 
 from headwise import reference
-from headwise.check import Report, check, check_cell, last_class, proof
+from headwise.check import Report, check, proof
 from headwise.check.arguments import CallSizes, value_for
 from headwise.check.assignment.forms import find_form
 from headwise.check.code import stubs
 from headwise.check.fits import Fit, fit, role
+from headwise.check.magic import check_cell, last_class
 from headwise.check.reading import pattern
 from headwise.check.templates import write
 from headwise.check.trace import Trace

@@ -347,16 +347,16 @@ def _formulas(E: int, D: int, B: int, T: int) -> dict[str, float]:
 
 
 def _scale_elsewhere(bound: Bound) -> tuple[float, dict[str, float]] | None:
-    """The factor of the scores at other sizes, and what the wrong formulas give there; None where none can be had."""
+    """The factor of the scores at other sizes, and what wrong formulas give there; None where that says nothing."""
     with contextlib.suppress(Exception):  # its sizes are fixed
         other = None if bound.resizes else bound.resized(OTHER_SIZES[0])
         seen = None if other is None else read(other)
         if other is not None and seen is not None and seen.scores is not None:
             factors = [None if p is None else p.role.factor for p in (seen.query, seen.key)]
             known = [factor for factor in factors if factor is not None]
-            B, T = other.inputs.query.shape[:2]
-            formulas = _formulas(other.sizes.E, seen.core.query.shape[-1], B, T)
-            return seen.scores.factor * math.prod(known), formulas
+            total, D = seen.scores.factor * math.prod(known), seen.core.query.shape[-1]
+            formulas = _formulas(other.sizes.E, D, *other.inputs.query.shape[:2])
+            return None if near(total, D**-0.5) else (total, formulas)  # right there: another way through the code
     return None
 
 

@@ -258,7 +258,7 @@ def test_bare_statements_are_judged(tmp_path):
     source = "q, k, v = W_q(x), W_k(x), W_v(x)\nscores = q @ k.transpose(-2, -1) / math.sqrt(d_model)\n"
     report = judged(tmp_path, "import math\n" + source)
     assert report.verdict in ("unfinished", "wrong"), report
-    assert "self.W_q is nn.Linear(d_model, d_model)" in report.assumed
+    assert "W_q is nn.Linear(d_model, d_model)" in report.assumed
 
 
 BLOCKS = {

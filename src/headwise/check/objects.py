@@ -157,3 +157,14 @@ class FunctionWithWeights(nn.Module):
     def forward(self, **named: Any) -> Any:
         weights = {name: getattr(self, held) for name, held in self.held.items()}
         return self.function[0](**named, **weights, **self.constants)
+
+
+def described(returned: Any, sizes: CallSizes | None = None) -> str:
+    """`a tensor (2 samples, 5 tokens, width 12)`, `a tuple of a tensor (2 samples, 5 tokens, width 12) and None`"""
+    if isinstance(returned, Tensor):
+        return f"a tensor {tuple(returned.shape) if sizes is None else sizes.named(returned.shape)}"
+    if isinstance(returned, Sequence) and not isinstance(returned, str):
+        return (
+            f"a {type(returned).__name__} of {' and '.join(described(part, sizes) for part in returned) or 'nothing'}"
+        )
+    return "None" if returned is None else f"a {type(returned).__name__}"

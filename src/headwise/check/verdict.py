@@ -50,6 +50,7 @@ DENIED = {
 }  # fmt: skip
 ELSEWHERE = {"attends-over-heads", "attends-over-features", "attends-over-batch"}
 DENIED |= dict.fromkeys(ELSEWHERE, ("mask",))
+TURNED = ("split-view", "merge-view", "attends-over-heads", "attends-over-features")  # where a transpose is missing
 ALWAYS_SAID = set(FAULTS)  # what the others measure is a part of the certificate, and means little outside it
 STAGES = 5  # queries, keys, values, scores and output
 RANK = {"right": 3, "variant": 3, "partial": 3, "wrong": 2, "unfinished": 2, "unknown": 0}
@@ -159,6 +160,7 @@ def _judge_bound(bound: Bound) -> tuple[Report, bool]:
         if not found.wrong:
             found.ask(bound, reading, IF_NOTHING_IS_WRONG)
         _take(report, found)
+        _blame_lost_turn(report, bound.case)
         _decide(report, bound, reading)
         if report.verdict in ("right", "variant", "partial"):
             found.ask(bound, reading, ONLY_IF_RIGHT)
@@ -182,6 +184,16 @@ def _take(report: Report, found: Examination) -> None:
     if report.wrong:
         report.good = [words for words in found.good(ALWAYS_SAID) if not _is_denied(words, report)]
     report.certificate = found.certificate()
+
+
+def _blame_lost_turn(report: Report, case: Case) -> None:
+    """Axes that are mixed up, where the call that should turn them stands in the file and its result is thrown away."""
+    lines = (case.discarded_line(turn) for turn in ("transpose", "permute", "swapaxes"))
+    lost = next((line for line in lines if line is not None), None)
+    for finding in report.findings if lost is not None else ():
+        if finding.name in TURNED:
+            finding.detail = f"the result of {case.text(lost)} is not assigned; {finding.detail}"
+            finding.line = lost
 
 
 def _is_denied(words: str, report: Report) -> bool:

@@ -95,7 +95,8 @@ def _list_models(options: argparse.Namespace) -> int:
         sizes = (config.d_model, config.num_heads, config.num_kv_heads, config.head_dim, config.layers)
         context = f"{config.context // 1024}k" if config.context >= 2**14 else str(config.context)
         weights = human(cost.parameters.value * config.layers)
-        cache = human(cost.kv_cache_per_token.value * config.layers, "B", binary=True)
+        per_token = cost.kv_cache_per_token.value * config.layers
+        cache = human(per_token, "B", binary=True) if config.causal else ""  # an encoder keeps none
         shown = [*map(str, sizes), context, str(config.window or ""), weights, cache]
         row = dict(zip(numeric, shown, strict=True))
         grid.add_row(f"[bold cyan]{config.name}[/]", *(row[name] for name in kept))

@@ -18,6 +18,7 @@ from headwise.check.faults.mask_meaning import (
     measured,
 )
 from headwise.check.faults.questions import lines_run, triangle_line
+from headwise.check.faults.scores import leak_words
 from headwise.check.faults.stages import stage_findings
 from headwise.check.mistakes import Finding, Found, Note, error_words
 from headwise.check.objects import FunctionWithWeights, signature
@@ -179,6 +180,6 @@ def _switched(other: Bound, name: str) -> Found:
     if seen.scores.after == "masked":
         yield Finding("mask-after-softmax", words, line)
     elif seen.scores.leaks:
-        yield Finding("mask-leaks", f"{words}: future scores are set to a number near zero", line)
+        yield Finding("mask-leaks", f"{words}: {leak_words(seen.scores)}", line)
     elif mistake is not None and (mistake != "causal-ignored" or "causal" in name):  # `mask=True` may mean another mask
         yield Finding(mistake, words, line)

@@ -32,7 +32,10 @@ def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     dropping = with_dropout(bound)
     if dropping is None:
-        yield Note("good", "it has no dropout")
+        if bound.repaired.super_missing:  # its layers cannot be made once more
+            yield Note("untried", "dropout")
+        else:
+            yield Note("good", "it has no dropout")
         return
     if bound.repeats(dropping) is False:
         line = line or _line(bound, dropping)

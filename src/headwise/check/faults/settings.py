@@ -91,6 +91,17 @@ def _misspelled(bound: Bound) -> Iterator[Finding]:
                 yield Finding("option-ignored", words, line)
 
 
+def _line_without_bias(bound: Bound) -> int | None:
+    """The first call that leaves out a bias, which what it calls takes."""
+    for node in (n for n in ast.walk(bound.case.tree) if isinstance(n, ast.Call)):
+        called = bound.case.namespace.get(ast.unparse(node.func))
+        places = [p.name for p in parameters_of(called)] if inspect.isclass(called) else []
+        given = {*places[: len(node.args)], *(k.arg for k in node.keywords)}
+        if None not in given and any(_is_bias(name) for name in {*places} - given):
+            return node.lineno
+    return None
+
+
 def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, value: Any) -> Found:
     """What is wrong with the same class and another value of one option."""
     words = f"{name}={value!r}"
@@ -108,7 +119,8 @@ def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, va
         return
     if bound.gives(other.output):
         if _is_bias(name) and len(tensors(other.thing)) == len(tensors(bound.thing)):
-            line = bound.case.line_with(r"\bbias\s*=\s*(True|False)\b(?!.*def)") or bound.case.line_with("def __init__")
+            line = bound.case.line_with(r"\bbias\s*=\s*(True|False)\b(?!.*def)") or _line_without_bias(bound)
+            line = line or bound.case.line_with("def __init__")
             yield Finding("option-ignored", f"{words} adds no bias and removes none", line)
             return
         yield _without_effect(bound, name) or Note("good", words)

@@ -798,7 +798,7 @@ def test_lines_of_a_file_with_the_largest_weights_of_rows_say_so(open_view, mode
 def test_pictures_of_contributions_are_not_said_to_be_single_numbers(open_view, builtin, monkeypatch):
     from headwise.view import page as pages
 
-    monkeypatch.setattr(pages, "CELLS", ((4, 127),))
+    monkeypatch.setattr(pages, "CELLS", ((4, 127, 0),))
     page = open_view(view(builtin, TEXT), "#view=map&what=contribution")
     until(page, RESTING)
     assert "pictures of contributions, in which a pixel covers 4 × 4 of them" in page.locator(".noted").inner_text()

@@ -53,9 +53,10 @@ SPARSE = 4  # times less room than usual, at best, for a picture
 PIXEL = 0.22  # bytes that a pixel of a picture takes, from experience; half of them are hidden
 RANKING = 1 / 8  # most of the budget that the largest weight of every row of every head may take
 BEST = 3.2  # bytes that such a weight and its key take
-# Queries and keys in a pixel of a picture of contributions, and its steps (0: as float16), the finest first.
-CELLS = ((1, 0), (1, 127), (1, 63), (1, 31), (2, 127), (4, 127), (8, 127))
-ALLOWANCE = 0.98  # of an estimate of contributions: too large an estimate would leave room unused
+# Pictures of contributions, the finest first: queries and keys in a pixel, steps (0: as float16), and about how many
+# times the bytes of single contributions in 127 steps they take, from experience.
+CELLS = ((1, 0, 2.9), (1, 127, 0.97), (1, 63, 0.78), (1, 31, 0.58), (2, 127, 0.287), (4, 127, 0.083), (8, 127, 0.026))
+SOME = 6  # layers from which these bytes are estimated
 KEYS, KINDS = ("keys", "values", "logs"), ("mass", "rest", "peak", "uniform")
 
 
@@ -160,8 +161,8 @@ def _add_carried(data: PageData, budget: int) -> None:
         return
     data.sections |= {f"norms/{layer}": plain(found.norms.float()) for layer, found in enumerate(view.carried)}
     room = budget - data.size
-    likely = (cell for cell in CELLS if _contributed_size(view, *cell) <= room)
-    tried = ((span, _contributed(view, span, steps, room)) for span, steps in likely)
+    size = _contributed_size(view)
+    tried = ((span, _contributed(view, span, steps, room)) for span, steps, share in CELLS if share * size <= room)
     span, found = next(((span, sections) for span, sections in tried if sections is not None), (1, {}))
     data.sections |= found
     coarsest = max((x.code for x in found.values()), key=_range, default="plain")
@@ -193,14 +194,12 @@ def _contributed(view: View, span: int, steps: int, room: float) -> dict[str, Se
     return sections
 
 
-def _contributed_size(view: View, span: int, steps: int) -> float:
-    """About how many bytes they take: from one head of every layer, with some allowance."""
-    sizes = []
-    for layer, found in enumerate(view.carried or ()):
-        head = layer % view.maps[layer].shape[1]
-        (picture,) = pooled_contributions(found.contributions([head]), span)
-        sizes.append(_share_section(picture, steps).size * view.maps[layer].shape[1])
-    return ALLOWANCE * sum(sizes)
+def _contributed_size(view: View) -> float:
+    """About how many bytes single contributions take in 127 steps: from one head of some layers."""
+    layers = (view.carried or ())[:: max(1, len(view.maps) // SOME)]
+    some = (found.contributions([place % found.weights.shape[1]]) for place, found in enumerate(layers))
+    heads = sum(weights.shape[1] for weights in view.maps)
+    return sum(signed(pooled_contributions(shares, 1)[0]).size for shares in some) * heads / len(layers)
 
 
 def _told(precision: torch.dtype | int) -> dict[str, object]:

@@ -191,8 +191,8 @@ class Saving {
   }
 
   json() {
-    const { sentence, tokens, keys, layers, pairs } = this.app.side.manifest;
-    download("heads.json", JSON.stringify({ sentence, tokens, keys, layers, pairs }, null, 1), "application/json");
+    const { sentence, tokens, starts, keys, key_starts, layers, pairs } = this.app.side.manifest;
+    download("heads.json", JSON.stringify({ sentence, tokens, starts, keys, key_starts, layers, pairs }, null, 1), "application/json");
   }
 }
 

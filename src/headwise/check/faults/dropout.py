@@ -191,8 +191,9 @@ def with_dropout(bound: Bound) -> Any:
     names = bound.built.names_with_role("dropout")
     with contextlib.suppress(Exception):
         thing = bound.rebuilt(**dict.fromkeys(names, 0.5)) if names else copy.deepcopy(bound.thing)
-        layers = [(m, "p") for m in modules(thing) if isinstance(m, nn.Dropout)]
-        layers += [(m, "dropout") for m in modules(thing) if isinstance(m, nn.MultiheadAttention) and m.dropout > 0]
+        rates = {nn.Dropout: "p", nn.MultiheadAttention: "dropout"}
+        layers = [(m, rate) for m in modules(thing) for kind, rate in rates.items() if isinstance(m, kind)]
+        layers = [(m, rate) for m, rate in layers if rate == "p" or getattr(m, rate) > 0]
         for layer, rate in layers if not names else ():
             setattr(layer, rate, 0.5)
         return thing if names or layers else None

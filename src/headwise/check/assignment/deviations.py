@@ -114,8 +114,8 @@ class Deviations:
                 words = dict.fromkeys(words for kind, words in found if kind == severity)
                 yield Finding(name, f"{self.form.title} has {'; '.join(words)}", place, severity=severity)
         if not self.form.is_wrapper(self.bound.thing) and self._lacks_projection:
-            words = f"{self.form.title} has one; the heads of the list are returned side by side"
-            yield Finding("no-out-proj", words, self._return_line())
+            lacks = f"{self.form.title} has one; the heads of the list are returned side by side"
+            yield Finding("no-out-proj", lacks, self._return_line())
         if self.form.is_wrapper(self.bound.thing) and not self._merges_wrongly:
             yield Note("variant", f"a list of heads side by side without an output projection, as in {self.form.title}")
 

@@ -1,6 +1,7 @@
 """Drafts as readers of a book, a homework guide and a handbook write them: each is told by its true cause."""
 
 import linecache
+import re
 
 import pytest
 from test_consequences import only
@@ -140,6 +141,13 @@ def test_list_of_narrow_heads_leaves_out_the_projection_on_purpose(tmp_path):
     report = judged(tmp_path, changed(LISTED, NARROW))
     assert report.exit_code == 0, report
     assert "a list of heads side by side, without an output projection" in report.variants
+
+
+def test_list_of_narrow_heads_that_is_called_multi_head_attention_lacks_a_projection(tmp_path):
+    text = changed(LISTED, NARROW)
+    name = re.search(r"class (\w*Wrapper)", text)
+    assert name is not None
+    assert only(judged(tmp_path, text.replace(name[1], "MultiHeadAttention"))).name == "no-out-proj"
 
 
 def test_list_of_heads_without_a_projection_is_wrong_where_the_document_has_one(tmp_path):

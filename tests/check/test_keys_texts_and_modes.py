@@ -276,3 +276,63 @@ def test_a_mask_that_is_an_object_with_a_table_inside_is_not_judged(judged):
     assert report.subject.startswith("AttentionLayer(")
     assert report.verdict == "partial", report
     assert judged(MASK_OBJECT.format(attribute="maskd_fill()")).cause == "mask-crashes"
+
+
+@pytest.mark.parametrize(("arguments", "verdict"), [("x, mask=None", "variant"), ("x, memory, mask=None", "wrong")])
+def test_causal_unless_a_mask_is_given_is_a_convention_of_self_attention_only(arguments, verdict, judged):
+    memory = "memory" if "memory" in arguments else "x"
+    rate = "dropout_p=self.drop.p if self.training else 0.0"
+    steps = f"y = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, {rate})"
+    source = written(inputs=arguments, answers=memory, masked=steps, forward_text="")
+    source = source.replace("y = self.drop(scores.softmax(-1)) @ v", "pass").replace("self.register_buffer", "#")
+    assert judged(source).verdict == verdict
+
+
+def test_the_last_rows_of_a_stored_mask_are_no_window(judged):
+    rows = TRIANGLE.replace("[:x.size(1), :x.size(1)]", "[-x.size(1):, :x.size(1)]")
+    report = judged(written(masked=rows))
+    assert report.cause == "causal-some-lengths", report
+    assert "-x.size(1):" in report.findings[0].text
+
+
+def test_heads_that_follow_from_the_width_of_a_head_ignore_their_number(judged):
+    source = written(masked="pass").replace("self.register_buffer", "#")
+    own = source.replace("cfg.dim // cfg.heads", "cfg.head_dim")
+    own = own.replace(
+        "nn.Linear(cfg.dim, cfg.dim) for _ in range(4)",
+        "nn.Linear(cfg.dim, cfg.heads * cfg.head_dim) for _ in range(4)",
+    )
+    own = own.replace("self.drop =", "self.to_out = nn.Linear(cfg.heads * cfg.head_dim, cfg.dim)\n        self.drop =")
+    assert not judged(own).wrong
+    ignored = source.replace("cfg.heads, cfg.dim // cfg.heads", "cfg.heads, cfg.head_dim")
+    ignored = ignored.replace("(self.heads, self.width)", "(-1, self.width)")
+    report = judged(ignored)
+    assert report.cause == "option-ignored", report
+    assert "there are still 4 heads" in report.findings[0].detail
+
+
+def test_a_shape_that_the_text_refuses_need_not_work(judged):
+    steps = "scores = scores if mask is None else scores.masked_fill(mask == 0, -1e9)"
+    text = "mask: (n, n), (b, n) is NOT supported"
+    source = written(inputs="x, mask=None", forward_text=text, masked=steps).replace("self.register_buffer", "#")
+    assert judged(source).verdict == "right"
+
+
+FUNCTION = """
+import torch
+
+
+def multi_head_attention(x, params, num_heads):
+    q, k, v = (x @ params[name] for name in ("wq", "wk", "wv"))
+    q, k, v = (t.unflatten(-1, (num_heads, -1)).transpose(1, 2) for t in (q, k, v))
+    weights = (q @ k.mT * q.size(-1) ** -0.5).softmax(-1)
+    return (weights @ v).transpose(1, 2).flatten(2) @ params["wo"]
+"""
+
+
+def test_a_function_that_takes_its_weights_in_a_dictionary_is_judged(judged):
+    source = FUNCTION.replace(
+        '(x @ params[name] for name in ("wq", "wk", "wv"))', 'x @ params["wq"], x @ params["wk"], x @ params["wv"]'
+    )
+    assert judged(source).verdict == "right"
+    assert judged(source.replace("q.size(-1) ** -0.5", "x.size(-1) ** -0.5")).cause == "scale-d_model"

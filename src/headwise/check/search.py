@@ -218,7 +218,7 @@ class Search:
         elif inspect.isfunction(target):
             wrapped = FunctionWithWeights(target, sizes)
             text = f"{target.__name__}({', '.join(inspect.signature(target).parameters)})"
-            if wrapped.held or wrapped.constants:
+            if wrapped.held or wrapped.keyed or wrapped.constants:
                 yield Built(lambda: FunctionWithWeights(target, sizes), text, {})
             yield Built(lambda: target, text, {})
         else:

@@ -311,6 +311,11 @@ class Case:
         stored = [part for n in tests for part in n.body if isinstance(part, ast.Assign)]
         return any(ast.unparse(target) == name for part in stored for target in part.targets)
 
+    def is_causal_without(self, name: str) -> bool:
+        """Whether a call is causal just where this argument is None: `is_causal=mask is None`."""
+        words = (n for n in ast.walk(self.tree) if isinstance(n, ast.keyword) and n.arg == "is_causal")
+        return any(ast.unparse(n.value) == f"{name} is None" for n in words)
+
     def last_alias(self) -> int | None:
         """The last line that only gives a value another name, as `out = q`."""
         stored = [n for n in ast.walk(self.tree) if isinstance(n, ast.Assign)]

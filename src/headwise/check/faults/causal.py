@@ -65,6 +65,7 @@ def _still_causal(off: Bound, name: str) -> Iterator[Finding]:
     seen = read(off)
     if seen is not None and seen.pattern == "causal" and "causal" in name:
         line = seen.core.mask_line() or triangle_line(off.case, seen) or seen.core.softmax_line
+        line = off.case.condition_around(line, name) or line
         yield Finding("option-ignored", f"it is causal with {name}=False as well", line)
 
 

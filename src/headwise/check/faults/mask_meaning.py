@@ -122,6 +122,12 @@ def _unknown_arguments(bound: Bound) -> list[str]:
     return [name for name in given if call_role(name) is None and name not in bound.form.masks] + unknown
 
 
+def replaces_causal(bound: Bound, name: str) -> bool:
+    """Whether the code says that this mask takes the place of a causal one, which is there where no mask is given."""
+    alone = not bound.form.cross and bound.case.is_causal_without(name)
+    return alone or bound.case.replaces_missing(name)
+
+
 def is_boolean(p: inspect.Parameter) -> bool:
     """Whether an argument is a flag."""
     return isinstance(p.default, bool) or re.search(r"\bbool\b", str(p.annotation)) is not None
@@ -399,7 +405,7 @@ class MaskTrial:
         """What is visible without this mask, and the weights; a mask that replaces a causal one starts from all."""
         scores, core = self.reading.scores, self.reading.core
         assert scores is not None  # noqa: S101 - as in `_meaning`
-        if not self.bound.case.replaces_missing(self.name):
+        if not replaces_causal(self.bound, self.name):
             return scores.visible, core.weights
         bias = 0.0 if scores.bias is None else scores.bias
         return torch.ones_like(scores.visible), (scores.factor * core.query @ core.key.mT + bias).softmax(-1)

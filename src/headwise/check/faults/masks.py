@@ -27,6 +27,7 @@ from headwise.check.faults.mask_meaning import (
     agree,
     is_causal_switch,
     measured,
+    replaces_causal,
     shaped_masks,
 )
 from headwise.check.faults.mask_promises import against_words, inverting_line, of_integers, without_own_branch
@@ -404,6 +405,7 @@ def _with_causal(bound: Bound, reading: AttentionReading, argument: MaskArgument
 def masks_elsewhere(bound: Bound, reading: AttentionReading | None) -> Found:
     """A mask must mean the same for inputs of other lengths, and where there are more keys than queries."""
     known = [a for a in measured(bound, reading) if a.meaning in ("keep", "drop")]
+    known = [a for a in known if not replaces_causal(bound, a.name)]
     if reading is None or reading.pattern not in ("full", "causal") or bound.form.fixed or bound.length_fitted:
         return
     context = bound.sizes.context

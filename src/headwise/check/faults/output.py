@@ -31,6 +31,7 @@ OUTPUT_LAYER = re.compile(
 )
 # The sizes that the self-attention of BERT and its descendants keeps; their output projection is in another class.
 BERT_SIZES = ("num_attention_heads", "attention_head_size", "all_head_size")
+CALLED_A_LIST = re.compile(r"wrapper|naive|\blist\b|Heads?InA|stack|side by side", re.IGNORECASE)
 IN_A_LIST = re.compile(r"(\w+\.\d+)\.(?!weight$|bias$)[\w.]+")  # a parameter of a module in a list, not of a layer
 OUTPUT_CLASS = re.compile(r"\w*(Self|Attention|Attn)\w*Output\b")
 
@@ -213,7 +214,7 @@ def output_projection(bound: Bound, reading: AttentionReading) -> Found:
     thrown = next((found for name in tensors(bound.thing) if (found := _thrown_away(bound, name))), None)
     words = _idle_projection(bound) if thrown is None else f"the result of {thrown[0]} is not assigned; "
     where = _projecting_class(bound)
-    if not words and not separate and is_list_of_heads(reading):
+    if not words and not separate and is_list_of_heads(reading) and _is_called_a_list(bound):
         yield Note("variant", "a list of heads side by side, without an output projection")
     elif where is not None and not separate:
         yield Note("variant", f"the output projection is in {where}")
@@ -228,6 +229,12 @@ def is_list_of_heads(reading: AttentionReading) -> bool:
     found = {role: [IN_A_LIST.fullmatch(name) for name in part.role.names] for role, part in parts.items()}
     heads = [{match[1] for match in matches if match} for matches in found.values() if all(matches)]
     return len(heads) == 3 and heads[0] == heads[1] == heads[2] and len(heads[0]) == reading.core.heads.shape[1] > 1
+
+
+def _is_called_a_list(bound: Bound) -> bool:
+    """Whether the name or the text of a class says that it only puts heads side by side."""
+    text = f"{getattr(bound.case.target, '__name__', '')} {getattr(bound.case.target, '__doc__', '') or ''}"
+    return CALLED_A_LIST.search(text) is not None
 
 
 def _thrown_away(bound: Bound, name: str) -> tuple[str, int] | None:

@@ -336,3 +336,15 @@ def test_a_function_that_takes_its_weights_in_a_dictionary_is_judged(judged):
     )
     assert judged(source).verdict == "right"
     assert judged(source.replace("q.size(-1) ** -0.5", "x.size(-1) ** -0.5")).cause == "scale-d_model"
+
+
+def test_a_bias_beside_is_causal_is_judged_as_the_kernel_on_the_cpu_computes_it(judged):
+    steps = "places = torch.arange(x.size(1))\n        near = -(places[:, None] - places).abs().to(q)"
+    steps += (
+        "\n        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=near[None, None], is_causal=True)"
+    )
+    source = written(masked=steps).replace("y = self.drop(scores.softmax(-1)) @ v", "pass")
+    source = source.replace("self.register_buffer", "#").replace("self.drop =", "#")
+    report = judged(source)
+    assert not report.wrong, report
+    assert "a built-in causal mask" in report.variants

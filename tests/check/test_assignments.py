@@ -127,7 +127,8 @@ def test_a_right_class_of_another_form_gets_exactly_its_deviations(written, aske
     assert form_findings(judged(tmp_path, find_form(written).solution(), form=asked)) == expected
 
 
-CONSTRUCTOR, CALL, RETURN, MASK, NAME = (f"form-{part}" for part in ("constructor", "call", "return", "mask", "name"))
+KINDS = ("constructor", "width", "call", "return", "mask", "name")
+CONSTRUCTOR, WIDTH, CALL, RETURN, MASK, NAME = (f"form-{part}" for part in KINDS)
 TWO = "self, d_model, num_heads):"
 
 
@@ -149,8 +150,8 @@ TWO = "self, d_model, num_heads):"
          "missing a required argument: 'dim'"),
         ("course", TWO, "self, num_heads, d_model):", CONSTRUCTOR, "fragile", "a call by position"),
         ("homework", "qkv_bias=False", "qkv_bias=True", CONSTRUCTOR, "wrong", "qkv_bias is True by default"),
-        ("book", "nn.Linear(d_out, d_out)", "nn.Linear(d_out, d_in)", CONSTRUCTOR, "wrong",
-         "d_in=32, d_out=36 gives an output of width 32, not 36"),
+        ("book", "nn.Linear(d_out, d_out)", "nn.Linear(d_out, d_in)", WIDTH, "wrong",
+         "width 36 for d_in=32, d_out=36 and 4 heads; here it is 32 wide"),
         ("interview", "Q, K, V, mask", "V, K, Q, mask", CALL, "wrong", "taken in other roles"),
         ("interview", "mask=None", "mask", CALL, "wrong", "a call with Q, K, V alone fails"),
         ("book", "W_query", "to_q", NAME, "fragile", "W_query, not found here among to_q"),

@@ -140,3 +140,211 @@ def test_scores_among_three_results_of_a_helper_are_told_where_they_are_chosen(j
     report = judged(source.replace("    def forward", "\n    ".join(["    " + mix[0], *mix[1:], "def forward"])))
     assert report.cause == "weights-returned", report
     assert report.findings[0].text.endswith(", raw")
+
+
+PIXELS = """
+from torch import nn
+
+
+class PixelsAskWords(nn.Module):
+    def __init__(self, channels, num_heads):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(channels, num_heads, dropout=0.1, batch_first=True)
+
+    def forward(self, image, text):
+        B, C, H, W = image.shape
+        pixels = image.flatten(2).transpose(1, 2)
+        out, _ = self.attention(query=pixels, key=text, value=text)
+        return out.transpose(1, 2).reshape(B, C, H, W)
+"""
+
+
+def test_pixels_that_ask_the_words_of_a_text_are_judged(judged):
+    report = judged(PIXELS)
+    assert report.verdict == "right", report
+    assert "it has no dropout" not in report.good
+
+
+INNER = """
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, dim_out, dim_hidden=32, num_heads=4):
+        super().__init__()
+        assert dim_hidden % num_heads == 0, "heads share dim_hidden"
+        self.heads = num_heads
+        self.q, self.k, self.v = (nn.Linear(dim_out, dim_hidden) for _ in range(3))
+        self.o = nn.Linear(dim_hidden, dim_out)
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        weights = (q @ k.mT / q.size(-1) ** 0.5).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+"""
+
+
+def test_a_width_that_lies_between_input_and_output_is_not_confused_with_that_of_the_input(judged):
+    report = judged(INNER)
+    assert report.verdict == "partial", report
+    assert report.cause is None
+
+
+def test_a_causal_mask_of_the_longest_input_only_is_not_sliced(judged):
+    source = INNER.replace("num_heads=4):", "num_heads=4, causal=False, seq_len=16):").replace(
+        "self.heads = num_heads",
+        'self.heads = num_heads\n        self.register_buffer("tri", MASK if causal else None)',
+    )
+    source = source.replace("MASK", "torch.ones(seq_len, seq_len).tril()")
+    apply = "{0} if self.tri is None else ({0}).masked_fill(self.tri{1} == 0, -torch.inf)"
+    scores = "q @ k.mT / q.size(-1) ** 0.5"
+    sliced, whole = (
+        source.replace(f"({scores})", f"({apply.format(scores, rows)})") for rows in ("[: x.size(1), : x.size(1)]", "")
+    )
+    assert not judged(sliced).wrong
+    assert judged(whole).cause == "buffer-not-sliced"
+
+
+CACHED = """
+import torch
+from torch import nn
+
+
+class CausalAttention(nn.Module):
+    def __init__(self, hidden_size, num_heads):
+        super().__init__()
+        self.heads = num_heads
+        self.c_attn, self.c_proj = nn.Linear(hidden_size, 3 * hidden_size), nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, hidden_states, layer_past=None, attention_mask=None, use_cache=False):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.c_attn(hidden_states).chunk(3, -1))
+        if layer_past is not None:
+            k, v = torch.cat((layer_past[0], k), -2), torch.cat((layer_past[1], v), -2)
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        T, S = scores.shape[-2:]
+        earlier = torch.ones(S, S, dtype=torch.bool).tril()[S - T :]
+        scores = scores.masked_fill(~earlier, torch.finfo(scores.dtype).min)
+        if attention_mask is not None:
+            scores = scores + {sign}attention_mask
+        out = self.c_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return out, (k, v) if use_cache else None
+"""
+
+
+def test_a_mask_that_is_added_beside_a_causal_one_is_confirmed(tmp_path, one_thread):
+    import headwise
+
+    file = tmp_path / "attention.py"
+    file.write_text(CACHED.format(sign=""))
+    assert headwise.check(file).verdict in ("variant", "partial"), headwise.check(file)
+    file.write_text(CACHED.format(sign="2 * "))
+    assert headwise.check(file).verdict == "wrong"
+
+
+MASK_OBJECT = """
+from torch import nn
+
+
+class FullAttention(nn.Module):
+    def __init__(self, scale=None):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, queries, keys, values, attn_mask):
+        scores = queries @ keys.mT * (self.scale or queries.size(-1) ** -0.5)
+        if attn_mask is not None:
+            scores = scores.masked_fill(attn_mask.{attribute}, -1e9)
+        return scores.softmax(-1) @ values
+
+
+class AttentionLayer(nn.Module):
+    def __init__(self, attention, d_model, n_heads):
+        super().__init__()
+        self.inner, self.n_heads = attention, n_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, queries, keys, values, attn_mask=None):
+        streams = (self.q(queries), self.k(keys), self.v(values))
+        q, k, v = (t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in streams)
+        return self.o(self.inner(q, k, v, attn_mask).transpose(1, 2).flatten(2))
+"""
+
+
+def test_a_mask_that_is_an_object_with_a_table_inside_is_not_judged(judged):
+    report = judged(MASK_OBJECT.format(attribute="table"))
+    assert report.subject.startswith("AttentionLayer(")
+    assert report.verdict == "partial", report
+    assert judged(MASK_OBJECT.format(attribute="maskd_fill()")).cause == "mask-crashes"
+
+
+@pytest.mark.parametrize(("arguments", "verdict"), [("x, mask=None", "variant"), ("x, memory, mask=None", "wrong")])
+def test_causal_unless_a_mask_is_given_is_a_convention_of_self_attention_only(arguments, verdict, judged):
+    memory = "memory" if "memory" in arguments else "x"
+    rate = "dropout_p=self.drop.p if self.training else 0.0"
+    steps = f"y = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, {rate})"
+    source = written(inputs=arguments, answers=memory, masked=steps, forward_text="")
+    source = source.replace("y = self.drop(scores.softmax(-1)) @ v", "pass").replace("self.register_buffer", "#")
+    assert judged(source).verdict == verdict
+
+
+def test_the_last_rows_of_a_stored_mask_are_no_window(judged):
+    rows = TRIANGLE.replace("[:x.size(1), :x.size(1)]", "[-x.size(1):, :x.size(1)]")
+    report = judged(written(masked=rows))
+    assert report.cause == "causal-some-lengths", report
+    assert "-x.size(1):" in report.findings[0].text
+
+
+def test_heads_that_follow_from_the_width_of_a_head_ignore_their_number(judged):
+    source = written(masked="pass").replace("self.register_buffer", "#")
+    own = source.replace("cfg.dim // cfg.heads", "cfg.head_dim")
+    own = own.replace(
+        "nn.Linear(cfg.dim, cfg.dim) for _ in range(4)",
+        "nn.Linear(cfg.dim, cfg.heads * cfg.head_dim) for _ in range(4)",
+    )
+    own = own.replace("self.drop =", "self.to_out = nn.Linear(cfg.heads * cfg.head_dim, cfg.dim)\n        self.drop =")
+    assert not judged(own).wrong
+    ignored = source.replace("cfg.heads, cfg.dim // cfg.heads", "cfg.heads, cfg.head_dim")
+    ignored = ignored.replace("(self.heads, self.width)", "(-1, self.width)")
+    report = judged(ignored)
+    assert report.cause == "option-ignored", report
+    assert "there are still 4 heads" in report.findings[0].detail
+
+
+def test_a_shape_that_the_text_refuses_need_not_work(judged):
+    steps = "scores = scores if mask is None else scores.masked_fill(mask == 0, -1e9)"
+    text = "mask: (n, n), (b, n) is NOT supported"
+    source = written(inputs="x, mask=None", forward_text=text, masked=steps).replace("self.register_buffer", "#")
+    assert judged(source).verdict == "right"
+
+
+FUNCTION = """
+import torch
+
+
+def multi_head_attention(x, params, num_heads):
+    q, k, v = (x @ params[name] for name in ("wq", "wk", "wv"))
+    q, k, v = (t.unflatten(-1, (num_heads, -1)).transpose(1, 2) for t in (q, k, v))
+    weights = (q @ k.mT * q.size(-1) ** -0.5).softmax(-1)
+    return (weights @ v).transpose(1, 2).flatten(2) @ params["wo"]
+"""
+
+
+def test_a_function_that_takes_its_weights_in_a_dictionary_is_judged(judged):
+    source = FUNCTION.replace(
+        '(x @ params[name] for name in ("wq", "wk", "wv"))', 'x @ params["wq"], x @ params["wk"], x @ params["wv"]'
+    )
+    assert judged(source).verdict == "right"
+    assert judged(source.replace("q.size(-1) ** -0.5", "x.size(-1) ** -0.5")).cause == "scale-d_model"
+
+
+def test_a_bias_beside_is_causal_is_judged_as_the_kernel_on_the_cpu_computes_it(judged):
+    steps = "places = torch.arange(x.size(1))\n        near = -(places[:, None] - places).abs().to(q)"
+    steps += (
+        "\n        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=near[None, None], is_causal=True)"
+    )
+    source = written(masked=steps).replace("y = self.drop(scores.softmax(-1)) @ v", "pass")
+    source = source.replace("self.register_buffer", "#").replace("self.drop =", "#")
+    report = judged(source)
+    assert not report.wrong, report
+    assert "a built-in causal mask" in report.variants

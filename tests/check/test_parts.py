@@ -9,10 +9,12 @@ from right_forms import KeepMask
 from torch import nn
 
 from headwise import reference
-from headwise.check import Report, check, check_cell, last_class, proof
+from headwise.check import Report, check, proof
 from headwise.check.arguments import CallSizes, value_for
+from headwise.check.assignment.forms import find_form
 from headwise.check.code import stubs
 from headwise.check.fits import Fit, fit, role
+from headwise.check.magic import check_cell, last_class
 from headwise.check.reading import pattern
 from headwise.check.templates import write
 from headwise.check.trace import Trace
@@ -175,6 +177,46 @@ def test_magic_does_not_judge_an_older_class_when_its_cell_fails(capsys):
 
     check_cell(Failing(), "KeepMask", "class KeepMask(:\n    pass")
     assert capsys.readouterr().out == ""
+
+
+def test_magic_takes_the_options_of_the_command(capsys):
+    cell = find_form("homework").solution()
+    check_cell(Shell(), "--form homework", cell)
+    assert "fits the homework guide" in capsys.readouterr().out
+    check_cell(Shell(), "MultiHeadAttention --form handbook --solution", cell)
+    printed = capsys.readouterr().out
+    assert "against the handbook chapter" in printed
+    assert "A correct class:" in printed
+    shell = Shell()
+    shell.user_ns["Mine"] = KeepMask
+    check_cell(shell, "--against Mine", "class MyAttention(KeepMask):\n    pass")
+    assert "against the reference KeepMask" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--from homework", "--from"),
+        ("--form nonsense", "no assignment is called 'nonsense'"),
+        ("--form", "expected one argument"),
+        ("--form book --against other.py", "not allowed with"),
+        ("Missing", "no Missing is defined"),
+        ('"open', "No closing quotation"),
+    ],
+)
+def test_magic_refuses_what_it_does_not_take(line, words, capsys):
+    check_cell(Shell(), line, "class MyAttention(KeepMask):\n    pass")
+    printed = capsys.readouterr().out
+    assert printed.startswith("%%headwise_check: ")
+    assert words in printed
+
+
+def test_magic_judges_a_fragment_without_running_it(capsys):
+    check_cell(Shell(), "", "s = Q @ K.transpose(-2, -1)\nw = s.softmax(-1)\nout = w @ V")
+    printed = capsys.readouterr().out
+    assert "scores are not scaled" in printed
+    assert "line 2: s = Q @" in printed  # with the line of the magic
+    assert "cell.py" not in printed
 
 
 def test_magic_says_what_it_misses(capsys):

@@ -69,6 +69,12 @@ def test_siblings_are_found_up_to_the_root_of_the_project(sibling, file, line, t
     assert [other.path for other in loaded.siblings] == [str(tmp_path / (sibling.replace("__", "/") + ".py"))]
 
 
+def test_a_folder_that_the_imports_name_is_found_without_any_mark_of_a_root(tmp_path):
+    line = "from src.models.blocks.heads import split"
+    tree(tmp_path / "deep", src__models__blocks__heads=SPLIT, src__models__blocks__parts__attention=using_split(line))
+    assert is_right(tmp_path / "deep/src/models/blocks/parts/attention.py")
+
+
 def test_training_code_and_missing_packages_of_a_sibling_do_no_harm(tmp_path):
     sibling = "import no_such_tracker\n" + SPLIT + "no_such_tracker.init()\nwhile True:\n    pass\n"
     tree(tmp_path, train=sibling, attention="from train import *\n")

@@ -62,7 +62,7 @@ SLIPS = {
         "product-axes", "v = self.w_v(value)", "x is not split into heads",
     ),
     "an output projection that is never called": (
-        RIGHT, [(RETURN, "return merged")], "no-out-proj", "", "self.w_o is made",
+        RIGHT, [(RETURN, "return merged")], "no-out-proj", "", "call self.w_o, which is made",
     ),
     "an output projection before the heads are joined": (
         RIGHT, [(HEADS, f"{HEADS}\n        {EARLY}"), (RETURN, "return merged")], "out-proj-per-head", EARLY,
@@ -95,7 +95,7 @@ SLIPS = {
         LISTED, [(JOINED, "[head(x, mask) for head in self.heads]")], "list-for-tensor", "y = [", "list of 4 tensors",
     ),
     "heads joined along the tokens": (
-        LISTED, [("self.heads], dim=-1", "self.heads], dim=1")], "joined-along-tokens", "y =", "",
+        LISTED, [("self.heads], dim=-1", "self.heads], dim=1")], "joined-axis", "y =", "",
     ),
     "heads that are added": (
         LISTED, [(JOINED, "sum(head(x, mask) for head in self.heads)")], "layer-width", "y = sum",

@@ -258,7 +258,7 @@ def test_bare_statements_are_judged(tmp_path):
     source = "q, k, v = W_q(x), W_k(x), W_v(x)\nscores = q @ k.transpose(-2, -1) / math.sqrt(d_model)\n"
     report = judged(tmp_path, "import math\n" + source)
     assert report.verdict in ("unfinished", "wrong"), report
-    assert "self.W_q is nn.Linear(d_model, d_model)" in report.assumed
+    assert "W_q is nn.Linear(d_model, d_model)" in report.assumed
 
 
 BLOCKS = {
@@ -401,3 +401,11 @@ def test_a_fragment_says_by_its_code_what_its_width_and_its_mask_are(mask, tmp_p
     inverted = mask.replace("== 0", "== 1").replace(".bool()", " == 0") if "==" in mask else mask
     if inverted != mask:
         assert judged(tmp_path, SHORT_NAMES.format(mask=inverted)).verdict == "wrong"
+
+
+def test_masks_that_are_refused_as_not_implemented_come_next(tmp_path):
+    refusing = SHORT_NAMES.format(mask="if mask is not None:\n        raise NotImplementedError('masks come later')")
+    report = judged(tmp_path, refusing.replace("(self, x)", "(self, x, mask=None)"))
+    assert report.verdict == "unfinished"
+    assert report.next == "step 5, hide the keys that a query may not see"
+    assert [step.partition(" ")[0] for step in report.done] == ["1", "2", "3", "4", "6", "7", "8", "9", "10"]

@@ -37,4 +37,4 @@ def test_heads_joined_along_the_tokens_are_named(tmp_path):
     joined = "y = y.transpose(1, 2).reshape(B, T, C)\n        return self.c_proj(y)"
     text = changed(write("fused"), (joined, "return torch.cat(y.unbind(1), dim=1)"))
     found = only(judged(tmp_path, text))
-    assert (found.name, found.text) == ("joined-along-tokens", "return torch.cat(y.unbind(1), dim=1)")
+    assert (found.name, found.text) == ("joined-axis", "return torch.cat(y.unbind(1), dim=1)")

@@ -303,3 +303,10 @@ def test_a_text_in_a_locale_that_does_not_know_its_letters_is_read_as_utf8(verb,
         capture_output=True, env=environment, cwd=tmp_path, check=True,
     )  # fmt: skip
     assert "京" in json.dumps(json.loads(run.stdout), ensure_ascii=False)
+
+
+def test_parts_of_a_character_are_numbered_in_digits_where_an_encoding_lacks_small_ones():
+    from headwise.cli.console import print_anywhere
+
+    print_anywhere()
+    assert "東¹ 京³".encode("ascii", "headwise") == b"\\u67711 \\u4eac3"

@@ -223,7 +223,7 @@ def test_a_long_page_has_pictures_of_what_weights_carry(open_view, model):
         pooled = dense.view(rows, span, rows, span).sum(3).mean(1)
         pooled[-1] *= span / (1500 - (rows - 1) * span)
         assert (torch.tensor(values).view(rows, rows) - pooled).abs().max() < 0.03
-    page.locator(".limit", has_text="For every single weight").wait_for()
+    page.locator(".limit", has_text="contributions. For every single contribution").wait_for()
 
 
 def test_heads_are_colored_by_what_they_are_worth(open_view, builtin):
@@ -304,9 +304,7 @@ def test_numbers_in_bytes_have_no_more_digits_than_are_true(open_view, builtin, 
     from headwise.view import page as pages
 
     monkeypatch.setattr(pages, "PRECISIONS", (63,))
-    monkeypatch.setattr(
-        pages, "_contributed", lambda *args, floats, f=pages._contributed: None if floats else f(*args, floats=False)
-    )
+    monkeypatch.setattr(pages, "CELLS", pages.CELLS[1:])
     result = view(builtin, TEXT)
     page = open_view(result, f"#view=map&head=4.2&what={what}&without=")
     assert "in one byte" in page.locator(".noted").inner_text()
@@ -475,9 +473,9 @@ def test_every_view_says_in_one_place_which_tokens_count(open_view, builtin):
     for name in VIEWS:
         page.evaluate(f"{APP}.store.set({{ view: '{name}', without: '1' }})")
         assert page.locator('.settings .kinds [aria-checked="true"]').inner_text() == "Without first token"
-        assert "Without the first token, to which" in page.locator(".settings .shown").inner_text()
+        assert "Without the first token, to which" in page.locator(".shown").inner_text()
         page.locator(".settings .kinds").get_by_role("radio", name="All tokens").click()
-        assert "All tokens count." in page.locator(".settings .shown").inner_text()
+        assert "All tokens count." in page.locator(".shown").inner_text()
     page.evaluate(f"{APP}.store.set({{ view: 'map', without: '1' }})")
     until(page, RESTING)
     assert page.evaluate(f"{APP}.stage.shown[0].tiles.value(9, 8)") == pytest.approx(weight, abs=1e-6)
@@ -712,3 +710,164 @@ def test_columns_of_numbers_have_one_width(open_view, builtin):
     wide = page.locator(".number-head").evaluate_all("all => all.map((one) => one.offsetWidth)")
     assert max(wide) <= 1.6 * min(wide)
     assert page.locator("td.reading-cell").first.bounding_box()["width"] > 2.5 * max(wide)
+
+
+# What a fresh reader stumbled over.
+
+
+@pytest.mark.parametrize("tokens", [60, 600])
+def test_the_whole_map_is_in_the_window(open_view, model, tokens):
+    ids = model.tokens(TEXT * 30, most=10**6)[:, :tokens]
+    page = open_view(view(model, ids), "#view=map&head=1.1")
+    for width, height, least in ((1440, 900, 480), (1366, 768, 360), (1280, 720, 340), (800, 900, 360)):
+        resize(page, width, height)
+        edge = f"{APP}.stage.shown[0].canvas.getBoundingClientRect().bottom + scrollY"
+        until(page, f"{edge} <= {height} && {APP}.stage.shown[0].plot.height >= {least}")
+        page.evaluate(f"{APP}.store.set({{ with: '0.1', show: 'both' }})")
+        until(page, f"{APP}.stage.shown.length === 2 && {RESTING} && {edge} <= {height}")
+        page.evaluate(f"{APP}.store.set({{ with: '', show: 'difference' }})")
+        until(page, f"{APP}.stage.shown.length === 1 && {RESTING}")
+
+
+@pytest.mark.parametrize("opened", ["Enter", "3", "click"])
+def test_a_map_that_opens_has_the_focus_and_arrow_keys_move_in_it(open_view, builtin, opened):
+    page = open_view(view(builtin, TEXT), "#head=4.2")
+    if opened == "Enter":
+        page.locator('.head[data-place="4.2"]').focus()
+    if opened == "click":
+        page.locator("#tab-map").click()
+    else:
+        page.keyboard.press(opened)
+    until(page, f"document.activeElement.className === 'map-canvas' && {RESTING}")
+    before = page.evaluate(f"{APP}.stage.shown[0].cursor?.query ?? 0")
+    page.keyboard.press("ArrowDown")
+    until(page, f"{APP}.stage.shown[0].cursor?.query > {before}")
+    page.locator(".steps button[aria-label='Next head']").focus()
+    page.keyboard.press("Enter")
+    until(page, f"{APP}.store.get('head') === '4.3' && {RESTING}")
+    assert page.evaluate("document.activeElement.ariaLabel") == "Next head", "the button keeps the focus"
+
+
+def test_the_text_view_opens_at_the_word_that_was_kept(open_view, builtin):
+    result = view(builtin, TEXT * 5)
+    page = open_view(result, "#view=words&head=4.2&word=90")
+    seen = """(i, side) => {
+        const [word, box] = [`.${side}-side [data-i="${i}"]`, ".lines-box"].map((one) => document.querySelector(one));
+        const [inside, around] = [word, box].map((one) => one?.getBoundingClientRect());
+        return Boolean(word) && inside.top >= around.top && inside.bottom <= around.bottom;
+    }"""
+    until(page, f"{RESTING} && ({seen})(90, 'from') && ({seen})(89, 'to')")
+    page.locator('.text [data-i="90"]').click()
+    page.locator('.text [data-i="3"]').scroll_into_view_if_needed()
+    page.locator('.text [data-i="3"]').hover()
+    until(page, f"{RESTING} && ({seen})(3, 'from')")
+
+
+def test_a_saved_text_says_which_rows_it_has_and_of_which_word_its_lines_are(open_view, builtin):
+    page = open_view(view(builtin, TEXT * 5), "#view=words&head=4.2&word=90")
+    until(page, f"{RESTING} && {APP}.lines.told.textContent.includes('attends to')")
+    page.locator(".menu summary").click()
+    with page.expect_download() as download:
+        page.locator(".menu-list button", has_text="SVG").click()
+    drawing = Path(download.value.path()).read_text(encoding="utf-8")
+    written = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", drawing))
+    first, last, count = map(int, re.search(r"Words (\d+)–(\d+) of (\d+)\.", written).groups())
+    assert first <= 90 <= last < count == page.evaluate(f"{APP}.side.manifest.T")
+    assert "Lines of word 90 alone: " in written
+
+
+def test_every_step_of_the_contrast_changes_scaled_pictures(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#contrast=0")
+    ticks = []
+    for step in range(5):
+        page.evaluate(f"{APP}.store.set({{ contrast: '{step}' }})")
+        until(page, RESTING)
+        ticks.append(page.evaluate(f"{APP}.atlas.scale.place(0.3)"))
+    assert ticks == sorted(set(ticks))
+
+
+def test_lines_of_a_file_with_the_largest_weights_of_rows_say_so(open_view, model):
+    ids = model.tokens(TEXT * 100, most=10**6)[:, :1500]
+    page = open_view(view(model, ids), "#view=words")
+    page.evaluate(f"{APP}.store.set({{ head: {APP}.side.manifest.embedded.keys[0] }})")
+    until(page, RESTING)
+    told = page.locator(".legend-name").inner_text()
+    assert "Lines start at 0.02; this file has only the 8 largest weights of each row" in told
+
+
+def test_pictures_of_contributions_are_not_said_to_be_single_numbers(open_view, builtin, monkeypatch):
+    from headwise.view import page as pages
+
+    monkeypatch.setattr(pages, "CELLS", ((4, 127, 0),))
+    page = open_view(view(builtin, TEXT), "#view=map&what=contribution")
+    until(page, RESTING)
+    assert "pictures of contributions, in which a pixel covers 4 × 4 of them" in page.locator(".noted").inner_text()
+    assert "in one byte" not in page.locator(".noted").inner_text()
+    assert "covers 4 × 4 contributions" in page.locator(".limit").inner_text()
+
+
+def test_contributions_take_fewer_steps_before_they_become_pictures(builtin):
+    from headwise.view import page as pages
+
+    result = view(builtin, TEXT)
+    most, fewer = (pages._contributed(result, 1, steps, 10**9) for steps in (127, 63))
+    sizes = [sum(section.size + 40 for section in found.values()) for found in (most, fewer)]
+    data = pages._with_weights(pages.PageData(result), 10**7)
+    data.sections = {name: x for name, x in data.sections.items() if not name.startswith("contribution")}
+    pages._add_carried(data, data.size + sum(sizes) // 2)
+    assert data.sections["contribution/4.2"].shape == (result.T, result.T)
+    assert data.sections["contribution/4.2"].code.endswith(" 63")
+    assert data.manifest["embedded"]["contributions"].endswith(" 63")
+
+
+def test_key_value_heads_are_bracketed_under_the_smallest_pictures(open_view):
+    maps = [AttentionMap(torch.randn(1, 9, 17, 5), torch.randn(1, 3, 17, 5), Scoring(causal())) for _ in range(30)]
+    page = open_view(view(maps))
+    for width in (1440, 800):
+        resize(page, width, 900)
+        until(page, RESTING)
+        assert page.locator(".atlas.bare").count() == 1
+        boxes = page.locator(".bracket").evaluate_all(
+            "all => all.map((one) => [one.checkVisibility(), one.getBoundingClientRect().height])"
+        )
+        assert len(boxes) == 90
+        assert all(seen and 3 <= height <= 8 for seen, height in boxes)
+        assert (
+            page.evaluate(
+                "Math.max(...Array.from(document.querySelectorAll('.head'), (x) => x.getBoundingClientRect().bottom))"
+            )
+            <= 900
+        )
+
+
+def test_bounds_are_rounded_up(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map")
+    until(page, RESTING)
+    written = page.evaluate(
+        f"""(() => {{
+            const [map] = {APP}.stage.shown, found = [];
+            const context = new Proxy(document.createElement('canvas').getContext('2d'), {{
+                get: (target, name) => (name === 'fillText' ? (text) => found.push(text)
+                    : typeof target[name] === 'function' ? target[name].bind(target) : target[name]),
+                set: (target, name, value) => ((target[name] = value), true),
+            }});
+            map.render(context, {APP}.colors());
+            const most = (numbers) => numbers.reduce((a, b) => Math.max(a, b));
+            return [found, most(map.margins.received), most(map.margins.distance), Math.log(map.view.S)];
+        }})()"""
+    )
+    bounds = [float(text.lstrip("≤ ")) for text in written[0] if text.startswith("≤")]
+    for bound, true in zip(bounds, [written[3], written[2], written[1]], strict=True):
+        assert true - 1e-6 <= bound <= true + 0.1
+    assert any("with first" in text for text in written[0])
+
+
+def test_differences_leave_no_room_for_bars_that_they_do_not_have(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&head=4.2")
+    until(page, RESTING)
+    before = page.evaluate(f"Object.values({APP}.stage.shown[0].pads)")
+    page.evaluate(f"{APP}.store.set({{ with: '4.3' }})")
+    until(page, f"{RESTING} && {APP}.stage.shown[0].minus")
+    after = page.evaluate(f"Object.values({APP}.stage.shown[0].pads)")
+    assert after[1] < before[1]
+    assert after[2] < before[2]

@@ -298,3 +298,15 @@ def test_the_static_picture_names_and_fades_heads_as_the_page_does():
     faint = [place for style, place, _ in cells if "opacity" in style]
     assert faint == [head.place for head in result.heads if head.summary["sink"] > 0.5]
     assert "faint: more than half is left out" in static_html(result)
+
+
+def test_the_map_of_a_watched_layer_is_named_and_numbered_as_in_its_model():
+    model = load_builtin()
+    with torch.no_grad(), watch(model.module) as seen:
+        model.read(model.tokens("The captain looked at the sea."))
+    name = list(seen)[4]
+    shown = html.unescape(seen[name]._repr_html_())
+    assert f"What the attention heads of {name} do with 8 tokens" in shown
+    assert '"number":4' in shown
+    assert "heads 0" not in shown
+    assert "<small>4.2 " in shown

@@ -74,3 +74,47 @@ def test_the_command_shows_the_part_that_is_asked_for(tmp_path, capsys):
     assert "the decoder reads" not in told.err
     assert main([*asked, "--part", "decoder"]) == 0
     assert "the decoder reads what the model writes" in capsys.readouterr().err
+
+
+def test_both_sides_of_cross_attention_join_the_parts_of_a_character(byte_model, tmp_path, browser):
+    found = headwise.view(byte_model, "東京 😀 שלום", part="cross-attention", target="Le 東京 chat.")
+    assert "attending to “東京 😀 שלום”" in found.heading
+    assert found.key_labels[:4] == ["東¹", "東²", "東³", "京¹"]
+    assert found.to_dict()["key_starts"][:7] == [0, 0, 0, 3, 3, 3, 6]
+    page = browser.new_page()
+    page.goto(f"file://{found.save(tmp_path / 'heads.html')}")
+    page.locator(".head").first.wait_for()
+    assert page.locator(".text .block").nth(1).inner_text() == "東京 😀 שלום"
+    assert page.evaluate("document.getElementById('headwise').headwise.side.manifest.keyLabels")[:2] == ["東¹", "東²"]
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def byte_model(tmp_path_factory):
+    """A model whose tokens are single bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("bytes")
+    letters = ["<pad>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    model = translator("t5", folder)
+    config = model.module.config
+    config.vocab_size, config.decoder_start_token_id, config.pad_token_id = len(letters), 0, 0
+    type(model.module)._from_config(config).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return headwise.models.open_model(folder, both=True)
+
+
+def test_parts_of_characters_are_labelled_by_their_bytes_and_cannot_be_appended(byte_model):
+    from headwise.view.serve.models import _likeliest
+
+    ids = byte_model.codec.encode("東A")
+    assert [byte_model.codec.label(token) for token in ids] == ["‹E6›", "‹9D›", "‹B1›", "A"]
+    logits = torch.full((258,), -9.0)
+    logits[ids] = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    found = _likeliest(byte_model, logits, torch.tensor([ids]))
+    assert [one.id for one in found[:4]] == list(ids)
+    assert [one.text for one in found[:4]] == ["", "", "", "A"]
+    assert len({one.token for one in found[:4]}) == 4

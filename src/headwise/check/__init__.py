@@ -6,15 +6,13 @@ the first check. Imports `layer` and everything below it.
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from headwise.check.mistakes import MISTAKES, Finding, Mistake, place
+from headwise.check.mistakes import MISTAKES, Finding, Mistake
 from headwise.check.report import Report
 
 __all__ = ["MISTAKES", "Finding", "Mistake", "Report", "check"]
@@ -121,45 +119,6 @@ def _reference_path(against: Any) -> str | None:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext headwise.check` adds the cell magic `%%headwise_check`."""
+    from headwise.check.magic import check_cell
+
     shell.register_magic_function(lambda line, cell: check_cell(shell, line, cell), "cell", "headwise_check")
-
-
-def check_cell(shell: Any, line: str, cell: str) -> None:
-    """Run a notebook cell, then print a report on the class named in the line, or on the last class it defines."""
-    ran = shell.run_cell(cell)
-    if getattr(ran, "success", True) is False:  # the notebook has shown why; the class may be an older one
-        return
-    name = line.strip() or last_class(cell)
-    if name is None or name not in shell.user_ns:
-        print("%%headwise_check: this cell defines no class; name one, as in %%headwise_check MyAttention")
-        return
-    report = check(shell.user_ns[name])
-    if name in classes_of(cell):
-        count = len(shell.user_ns.get("In", [""])) - 1  # IPython stores the input of a cell before it runs
-        report.findings = [_in_cell(finding, count) for finding in report.findings]
-        if report.stops is not None:
-            report.stops += 1  # with the line of the magic
-            report.ending = place(report.stops, execution_count=count or None)
-    print(report)
-
-
-def _in_cell(finding: Finding, count: int) -> Finding:
-    """The finding with the n of `In [n]`; its line number counts the line of the magic, as notebooks do."""
-    if finding.line is None:
-        return finding
-    return dataclasses.replace(finding, line=finding.line + 1, execution_count=count or None)
-
-
-def classes_of(cell: str) -> list[str]:
-    """The classes that a cell defines, in order; none if it is not Python, which the notebook has shown already."""
-    try:
-        return [node.name for node in ast.parse(cell).body if isinstance(node, ast.ClassDef)]
-    except SyntaxError:
-        return []
-
-
-def last_class(cell: str) -> str | None:
-    """The class to judge unless one is named: the last whose name mentions attention or heads, else the last."""
-    found = classes_of(cell)
-    likely = [name for name in found if "att" in name.lower() or "head" in name.lower()]
-    return (likely or found)[-1] if found else None

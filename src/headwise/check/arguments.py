@@ -38,6 +38,8 @@ WIDTHS = ("width", "out_width")
 HEAD_WIDTHS = ("head_width", "value_width")
 MANY = 9  # how many guesses a second reading of the names counts for
 WINDOW = re.compile(r"window|patch|area|grid|resolution|^(height|size|hw|shape)$")
+CONFIG = re.compile(r"conf|cfg|hparams")
+NUMBER_OF_LAYER = re.compile(r"layer(idx|id|index|number|num)")
 SCALING = {"scale", "scaled", "usescale", "scaling", "isscale", "doscale", "applyscale"}
 
 
@@ -60,16 +62,22 @@ class Built:
 
     @property
     def roles(self) -> set[str]:
-        """What the arguments mean, or the keys of the configuration."""
-        names = self.arguments if self.config is None else self.config.asked
-        return {role for name in names if (role := constructor_role(name)) is not None}
+        """What the arguments mean, and the keys of the configuration."""
+        return {role for name in self._names if (role := constructor_role(name)) is not None}
+
+    @property
+    def _names(self) -> set[str]:
+        """Arguments, and keys that were asked of the configuration."""
+        return {*self.arguments, *(() if self.config is None else self.config.asked)}
 
     def remake(self, cls: Callable[..., Any], sizes: CallSizes, changes: dict[str, Any]) -> Any:
         """Another object, made with some arguments or configuration keys changed."""
         if self.config is None:
             return _construct(cls, self.arguments | changes)
-        config = self.config.changed(sizes, changes)
-        return _construct(cls, {k: config if v is self.config else v for k, v in self.arguments.items()})
+        own = {p.name for p in parameters_of(cls)} & set(changes)
+        config = self.config.changed(sizes, {k: v for k, v in changes.items() if k not in own})
+        given = {k: config if v is self.config else v for k, v in self.arguments.items()}
+        return _construct(cls, given | {name: changes[name] for name in own})
 
     def changed(self, cls: type, changes: dict[str, Any]) -> "Built":
         """The same way to make it, with some arguments changed; not for a configuration."""
@@ -90,8 +98,7 @@ class Built:
 
     def names_with_role(self, role: str) -> list[str]:
         """Arguments, or keys that were asked of the configuration, with this meaning."""
-        names = self.arguments if self.config is None else self.config.asked
-        return [name for name in names if constructor_role(name) == role]
+        return [name for name in self._names if constructor_role(name) == role]
 
     def fixed_context(self, T: int) -> list[str]:
         """Arguments that had to equal the length of the input, because a stored mask or table is not sliced."""
@@ -177,7 +184,8 @@ def _takes_config(parameters: list[inspect.Parameter]) -> bool:
     named = [p for p in parameters if is_configuration(p.name)]
     if any(constructor_role(p.name) == "heads" for p in parameters):  # then a single letter is a size
         named = [p for p in named if p.default is p.empty and len(p.name) > 2]
-    return bool(named) and len(required) <= len(named) + 2
+    told = any(p.default is p.empty and CONFIG.search(plain(p.name)) for p in named)  # no other kind of thing
+    return told or (bool(named) and len(required) <= len(named) + 2)
 
 
 def _with_config(
@@ -233,6 +241,8 @@ def _configured(
     for p in parameters:
         if p.name in kinds:
             arguments[p.name] = config
+        elif p.default is None and NUMBER_OF_LAYER.fullmatch(plain(p.name)):  # a model numbers its layers
+            arguments[p.name] = usual_value(p.name)
         elif p.default is p.empty:
             value = _value(p, config._sizes)
             arguments[p.name] = OTHERS[min(level, len(OTHERS) - 1)] if value is _UNKNOWN else value
@@ -283,6 +293,25 @@ def _with_names(
         count = type(p.default) is int and 1 < p.default <= 64
         if not unknown and p.name not in known and (p.default is True or count):
             yield _built(cls, known | {p.name: 1 if count else False}, natural=False)
+    if not unknown:
+        yield from _with_optional_config(cls, known, parameters, sizes, namespace)
+
+
+def _with_optional_config(
+    cls: type,
+    known: dict[str, Any],
+    parameters: list[inspect.Parameter],
+    sizes: CallSizes,
+    namespace: Mapping[str, Any],
+) -> Iterator[Built]:
+    """With a configuration beside the sizes, where the default is None."""
+    names = [p for p in parameters if p.default is None and len(p.name) > 2 and is_configuration(p.name)]
+    if names:
+        kind = configuration_class(names[0].annotation, namespace)
+        config = StandInConfig(sizes, own_configuration(namespace), None, kind, uses_of(cls))
+        layer = {p.name: usual_value(p.name) for p in parameters if NUMBER_OF_LAYER.fullmatch(plain(p.name))}
+        made = _built(cls, known | layer | {names[0].name: config}, natural=False)
+        yield replace(made, config=config, guessed=0)
 
 
 def _parts(cls: type, names: list[str], sizes: CallSizes, namespace: Mapping[str, Any]) -> dict[str, Any]:
@@ -356,6 +385,8 @@ def _construct(cls: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 def _short(value: Any) -> str:
     if isinstance(value, FreshLayer):
         return f"{value.made_of.__name__}(…)"
+    if type(value) is StandInConfig:
+        return "config"
     if isinstance(value, StandIn):
         return "<a part that changes nothing>"
     return repr(value) if isinstance(value, int | float | bool | str | None) else f"<{type(value).__name__}>"

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from headwise.check.arguments import (
     Built,
@@ -222,7 +221,7 @@ class Bound(Instance):
         if not self.form.fixed:
             return replace(self.form, batch=sizes.B)
         pairs = zip(forms(self.thing, self.sizes), forms(thing, sizes), strict=False)
-        alike = (new for old, new in pairs if old.roles == self.form.roles and _alike(old.fixed, self.form.fixed))
+        alike = (new for old, new in pairs if old.roles == self.form.roles and old.passes_like(self.form))
         return replace(next(alike, self.form), layout=self.form.layout)
 
     @property
@@ -257,18 +256,6 @@ class Bound(Instance):
         """Whether weights are a table of samples × samples."""
         tables = (n.value.shape for n in self.trace.softmax_nodes())
         return self.form.layout == PLAIN and any(shape.count(self.sizes.B) > 1 for shape in tables)
-
-
-def _alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Whether fixed arguments have the same names and values."""
-    left, right = tree_leaves(a), tree_leaves(b)
-    return list(a) == list(b) and len(left) == len(right) and all(map(_equal, left, right))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-    return type(a) is type(b) and bool(a == b)
 
 
 def _is_informed(nodes: AttentionNodes) -> bool:

@@ -7,7 +7,7 @@ import ast
 import contextlib
 import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from headwise.check.arguments import CallSizes, source_tree, value_for
 from headwise.check.environment import quiet, restored_defaults
 from headwise.check.objects import call_parameters, entry, kind_of_weight, modules, random_weight, tensors
+from headwise.check.rotary import layout_of, rotary_pairs, rotary_tables
 from headwise.check.vocabulary import call_role, constructor_role, has_usual_value, plain, usual_value
 
 # Layouts: the order of axes in which a class takes its input, and the way back to (B, T, E).
@@ -89,6 +90,7 @@ def merged(leaf: Tensor, B: int, T: int) -> Tensor | None:
 
 # Forms of a call.
 
+COMBINATIONS = 60  # of values for the required arguments that are not inputs
 MASKS_BY_POSITION = 10  # that are tried for an argument without a known name
 INPUTS = ("query", "key", "value", "self", "memory")
 SOURCE = {"self": "query", "memory": "key"}  # which of `Inputs` they take
@@ -125,6 +127,7 @@ class CallForm:
     packed: str | None = None  # the one argument that takes all inputs, `*` for several without names
     keyed: bool = False  # it takes them as a dictionary
     other_length: bool = False  # the output has a length of its own, as where queries are learned
+    plain_memory: bool = False  # keys and values come in rows, whatever the layout of the queries
     secret: int = 0  # added to the seeds of random inputs, so that nobody else can predict them
 
     @property
@@ -150,6 +153,10 @@ class CallForm:
         """Whether it needs a tensor that was made for one length, such as a mask or a rotary table."""
         return any(isinstance(leaf, Tensor) for leaf in tree_leaves(list(self.fixed.values())))
 
+    def passes_like(self, other: "CallForm") -> bool:
+        """Whether its fixed arguments have the names and values of those of another form."""
+        return list(self.fixed) == list(other.fixed) and _alike(self.fixed, other.fixed)
+
     def words(self) -> str:
         """`query, key, value, mask`"""
         return ", ".join([*self.roles, *self.masks])
@@ -166,7 +173,8 @@ class CallForm:
         """The same with the inputs themselves; what the call does to its defaults stays."""
         given: dict[str, Any] = tree_map(lambda leaf: self._fitted(leaf, inputs.query), dict(self.fixed))
         for name, role in self.roles.items():
-            given[name] = lay_out(getattr(inputs, SOURCE.get(role, role)), self.layout)
+            in_rows = self.plain_memory and role in ("memory", "key", "value")
+            given[name] = lay_out(getattr(inputs, SOURCE.get(role, role)), PLAIN if in_rows else self.layout)
         given.update(masks or {})
         if self.packed is not None:
             return self._call_packed(thing, given)
@@ -230,7 +238,7 @@ def forms(thing: Any, sizes: CallSizes) -> Iterator[CallForm]:
     parameters = call_parameters(thing)
     plain_form = _by_names(parameters, _replaced(thing, parameters))
     if plain_form is not None:
-        yield from _with_fixed(replace(plain_form, batch=sizes.B), parameters, sizes)
+        yield from _with_fixed(replace(plain_form, batch=sizes.B), parameters, sizes, _tables_of(thing, parameters))
     yield from _packed(thing, parameters)
     yield from _by_position(parameters, sizes)
 
@@ -348,24 +356,57 @@ def _settled(roles: dict[str, str], parameters: dict[str, inspect.Parameter]) ->
     return roles
 
 
-def _with_fixed(form: CallForm, parameters: list[inspect.Parameter], sizes: CallSizes) -> Iterator[CallForm]:
+@dataclass(frozen=True)
+class _Tables:
+    """What the body says of its arguments for positions."""
+
+    pairs: set[str]  # two tables: the body takes them apart under two names, or they are annotated as a tuple
+    needed: set[str]  # None by default, and never compared with None
+
+
+def _tables_of(thing: Any, parameters: list[inspect.Parameter]) -> _Tables:
+    method = getattr(thing, "forward", None) if isinstance(thing, nn.Module) else entry(thing)
+    tables = [p for p in parameters if call_role(p.name) in ("rotary", "position")]
+    tree = source_tree(method) if tables and method is not None else ast.Module([], [])
+    pairs = {p.name for p in tables for _, names in _parts_of(tree, p.name) if len(names) == 2}
+    pairs |= {p.name for p in tables if "tuple[" in str(p.annotation).lower()}
+    owners = [n.value for n in ast.walk(tree) if isinstance(n, ast.Attribute | ast.Assign)]
+    read = {owner.id for owner in owners if isinstance(owner, ast.Name)} - _tested(tree)
+    return _Tables(pairs, {p.name for p in tables if p.default is None and p.name in read})
+
+
+def _tested(tree: ast.AST) -> set[str]:
+    """Names that stand in a condition themselves, and not only their attributes."""
+    nodes = [*ast.walk(tree)]
+    tests = [n.test for n in nodes if isinstance(n, ast.If | ast.IfExp)]
+    tests += [n for n in nodes if isinstance(n, ast.Compare | ast.BoolOp)]
+    owners = {id(n.value) for n in nodes if isinstance(n, ast.Attribute)}
+    inside = (n for test in tests for n in ast.walk(test))
+    return {n.id for n in inside if isinstance(n, ast.Name) and id(n) not in owners}
+
+
+def _with_fixed(
+    form: CallForm, parameters: list[inspect.Parameter], sizes: CallSizes, tables: _Tables
+) -> Iterator[CallForm]:
     """Values for required arguments that are not inputs: None first, then what their name or type suggests."""
-    open_names = [p for p in parameters if p.default is p.empty and p.name not in form.roles]
+    required = [p for p in parameters if p.default is p.empty or p.name in tables.needed]
+    open_names = [p for p in required if p.name not in form.roles]
     sides = _sides(parameters)
-    choices = [[sides[p.name] or sizes.T] if p.name in sides else _choices(p, sizes) for p in open_names]
+    choices = {
+        p.name: [sides[p.name] or sizes.T] if p.name in sides else _choices(p, sizes, p.name in tables.pairs)
+        for p in open_names
+    }
     # An optional key or memory is passed first, so that cross-attention is seen, and left out afterwards.
     optional = [p.name for p in parameters if p.name in form.roles and p.default is None]
     alone = {n: r for n, r in form.roles.items() if n not in optional}
-    combined = itertools.islice(itertools.product(*choices), 40)
-    fixed = [dict(zip((p.name for p in open_names), values, strict=True)) for values in combined]
+    fixed = list(itertools.islice(_combined(choices), COMBINATIONS))
     yield from (replace(form, fixed=values) for values in fixed)
     open_masks = [p.name for p in parameters if p.name in form.masks and p.default is None]
     if open_masks:  # a mask that is optional by its default but needed in fact
         yield from (replace(form, fixed={open_masks[0]: mask}) for mask in _neutral_masks(sizes))
-    tables = [p for p in parameters if p.default is None and call_role(p.name) == "rotary"]  # also needed in fact
-    for values in itertools.islice(itertools.product(*(_choices(p, sizes) for p in tables)), len(tables) * 12):
-        given = dict(zip((p.name for p in tables), values, strict=True))
-        yield from (replace(form, fixed=values | given) for values in fixed[:1])
+    rest = [p for p in parameters if p.default is None and call_role(p.name) == "rotary" and p not in open_names]
+    given = _combined({p.name: _choices(p, sizes, p.name in tables.pairs) for p in rest}) if rest else ()
+    yield from (replace(form, fixed=values | table) for table in given for values in fixed[:1])
     one = [alone | {name: form.roles[name]} for name in optional] if len(optional) > 1 and alone else []
     yield from (replace(form, roles=roles, fixed=values) for roles in one for values in fixed)  # one instead of another
     if optional and alone:
@@ -373,8 +414,49 @@ def _with_fixed(form: CallForm, parameters: list[inspect.Parameter], sizes: Call
         yield from (replace(form, roles=alone, fixed=values) for values in fixed)
 
 
-def _choices(p: inspect.Parameter, sizes: CallSizes) -> list[Any]:
+def _combined(choices: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Every argument with its likeliest value, then one of them with another, then the rest.
+
+    Rotary tables change together: all of them have one layout.
+    """
+    tables = [name for name in choices if call_role(name) == "rotary"]
+    axes = [tuple(tables)] if tables else []
+    axes += [(name,) for name in choices if name not in tables]
+    for count in range(len(axes) + 1):
+        for changed in itertools.combinations(axes, count):
+            ranges = [range(1, max(len(choices[name]) for name in axis)) for axis in changed]
+            for places in itertools.product(*ranges):
+                at = {name: i for axis, i in zip(changed, places, strict=True) for name in axis}
+                yield {name: found[min(at.get(name, 0), len(found) - 1)] for name, found in choices.items()}
+
+
+def other_tables(form: CallForm, thing: Any, sizes: CallSizes) -> Iterator[tuple[CallForm, set[str]]]:
+    """The same form with rotary tables in other layouts, where it is given such tables, and the layouts of these."""
+    given = {name for name in form.fixed if call_role(name) == "rotary" and form.fixed[name] is not None}
+    for other in forms(thing, sizes) if given else ():
+        if other.roles == form.roles and list(other.fixed) == list(form.fixed):
+            tables = [other.fixed[name] for name in given]
+            rest = (n for n in form.fixed if n not in given)
+            if all(table is not None for table in tables) and all(_alike(other.fixed[n], form.fixed[n]) for n in rest):
+                yield replace(other, layout=form.layout), {layout_of(leaf) for leaf in tree_leaves(tables)}
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two arguments have the same value."""
+    left, right = tree_leaves(a), tree_leaves(b)
+    return len(left) == len(right) and all(map(_equal, left, right))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    return type(a) is type(b) and bool(a == b)
+
+
+def _choices(p: inspect.Parameter, sizes: CallSizes, pair: bool = False) -> list[Any]:
     role, word, size = call_role(p.name), plain(p.name), constructor_role(p.name)
+    if word.startswith(("cuseq", "culen")):  # where every document begins, and where the last one ends
+        return [torch.tensor([0, sizes.T]), torch.tensor([0, sizes.T], dtype=torch.int32)]
     if role == "mask" and "len" in word:
         return [None, torch.full((sizes.B,), sizes.T), [sizes.T] * sizes.B, *_neutral_masks(sizes)]
     if role == "mask":
@@ -389,7 +471,10 @@ def _choices(p: inspect.Parameter, sizes: CallSizes) -> list[Any]:
         return [sizes.T, None]
     if role == "rotary":
         embedded = [_position_table(sizes)] if "emb" in word or "enc" in word else []
-        return [*embedded, *_rotary_tables(word, sizes)]
+        tables = [*rotary_pairs(sizes), None] if pair else rotary_tables(word, sizes)
+        return [*tables] if pair else [*embedded, *tables]
+    if role == "position" and p.default is None:
+        return [torch.arange(sizes.T).expand(sizes.B, -1), torch.arange(sizes.T)]
     if role == "position":
         return [None, torch.arange(sizes.T), torch.arange(sizes.T)[None], 0, _position_table(sizes)]
     if p.annotation in (bool, "bool"):
@@ -413,19 +498,6 @@ def _position_table(sizes: CallSizes) -> Tensor:
     generator = torch.Generator().manual_seed(2)
     table = torch.randn(sizes.T, sizes.E, generator=generator, dtype=torch.float64)
     return table.expand(sizes.B, sizes.T, sizes.E).contiguous()
-
-
-def _rotary_tables(word: str, sizes: CallSizes) -> Iterator[Any]:
-    angles = torch.arange(sizes.T)[:, None] / 10000 ** (torch.arange(0, sizes.D, 2) / sizes.D)
-    angles = angles.double()
-    turns = torch.polar(torch.ones_like(angles), angles)
-    whole = torch.cat([angles, angles], -1)
-    if word in ("cos", "sin"):
-        table = whole.cos() if word == "cos" else whole.sin()
-        yield from (table, table[None], table[None, None], table[:, : sizes.D // 2])
-        return
-    yield from (None, turns, (whole.cos()[None], whole.sin()[None]), angles)
-    yield from ((angles.cos(), angles.sin()), (whole.cos(), whole.sin()))
 
 
 def _by_position(parameters: list[inspect.Parameter], sizes: CallSizes) -> Iterator[CallForm]:

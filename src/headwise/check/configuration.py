@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headwise.check.code.project import is_project_module
 from headwise.check.sizes import CallSizes, value_for
 from headwise.check.vocabulary import constructor_role, has_usual_value, is_configuration, usual_value
 
@@ -325,8 +326,10 @@ class StandInConfig:
         role = constructor_role(name)
         if has_usual_value(name):
             usual = usual_value(name)
+            if usual is None and type(own) in (int, float) and "number" in self._uses.kinds.get(name, ()):
+                return True, own  # the code computes with it
             return True, own if isinstance(own, bool) or (usual is None and isinstance(own, str)) else usual
-        if role == "bias" and isinstance(own, bool):
+        if role is not None and isinstance(own, bool):  # a flag is no size, whatever its name
             return True, own
         if role is not None and (own is None or isinstance(own, int | float)):
             value = value_for(role, self._sizes)
@@ -403,6 +406,12 @@ def _of_type(hint: Any, stand_in: StandInConfig) -> Any:
 
 def _is_settings_class(kind: type) -> bool:
     return dataclasses.is_dataclass(kind) or hasattr(kind, "model_fields") or is_configuration(kind.__name__)
+
+
+def is_made_by_us(thing: Any) -> bool:
+    """Whether it is a stand-in, or a configuration of a class that the project does not define."""
+    kind = thing._kind if type(thing) is StandInConfig else type(thing)
+    return kind is None or (_is_settings_class(kind) and not is_project_module(kind.__module__))
 
 
 def configuration_class(annotation: Any, namespace: Mapping[str, Any]) -> type | None:

@@ -62,6 +62,8 @@ class Repairs(TorchFunctionMode):
             return self._viewed(func, args, kwargs)
         if name in MIXED:
             args, kwargs = self._in_one_precision((args, kwargs))
+        if name == "scaled_dot_product_attention":
+            args, kwargs = _with_one_mask(args, kwargs)
         return func(*args, **kwargs)
 
     def _viewed(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -83,6 +85,18 @@ class Repairs(TorchFunctionMode):
 
     def _note(self, kind: str) -> None:
         self.repaired.lines.setdefault(kind, learner_line(self.filename))
+
+
+def _with_one_mask(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """A mask beside `is_causal=True` in one mask: the fused kernel on the CPU takes both, the one we trace refuses."""
+    given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
+    mask = given.get("attn_mask")
+    if not (isinstance(mask, Tensor) and given.get("is_causal")):
+        return args, kwargs
+    T, S = given["query"].shape[-2], given["key"].shape[-2]
+    later = torch.ones(T, S, dtype=torch.bool, device=mask.device).triu(1)
+    both = mask & ~later if mask.dtype == torch.bool else mask.masked_fill(later, -torch.inf)
+    return (), given | {"attn_mask": both, "is_causal": False}
 
 
 def _is_gpu(device: Any) -> bool:

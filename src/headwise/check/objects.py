@@ -1,5 +1,6 @@
 """The object under test: its tensors and layers, random weights for them, and the method that takes the input."""
 
+import ast
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from headwise.check.arguments import CallSizes, parameters_of, value_for
+from headwise.check.arguments import CallSizes, parameters_of, source_tree, value_for
 from headwise.check.vocabulary import WEIGHTS_IN, constructor_role, plain
 
 METHODS = (
@@ -140,20 +141,45 @@ class FunctionWithWeights(nn.Module):
         self.function, self.sizes = [function], sizes
         self.held: dict[str, str] = {}
         self.constants: dict[str, Any] = {}
+        self.keyed: dict[str, list[str]] = {}  # dictionaries of weights, with the keys that the code reads
+        tree = source_tree(function)
         for p in inspect.signature(function).parameters.values():
             word, role = plain(p.name), constructor_role(p.name)
             if word in WEIGHTS_IN:
                 width = 3 * sizes.E if word == "wqkv" else sizes.E
                 self.held[p.name] = f"weight_{p.name}"
                 self.register_parameter(f"weight_{p.name}", nn.Parameter(torch.randn(sizes.E, width)))
+            elif keys := _weights_read_from(tree, p.name):
+                self.keyed[p.name] = keys
+                for key in keys:
+                    self.register_parameter(f"weight_{key}", nn.Parameter(torch.randn(sizes.E, sizes.E)))
             elif role in COUNTED or (role in ("width", "out_width", "context") and len(word) > 1):
                 self.constants[p.name] = value_for(role, sizes)
 
     def free(self) -> list[inspect.Parameter]:
         """Parameters that remain for the call."""
         parameters = inspect.signature(self.function[0]).parameters.values()
-        return [p for p in parameters if p.name not in self.held and p.name not in self.constants]
+        return [p for p in parameters if p.name not in {*self.held, *self.constants, *self.keyed}]
 
     def forward(self, **named: Any) -> Any:
         weights = {name: getattr(self, held) for name, held in self.held.items()}
-        return self.function[0](**named, **weights, **self.constants)
+        keyed = {name: {key: getattr(self, f"weight_{key}") for key in keys} for name, keys in self.keyed.items()}
+        return self.function[0](**named, **weights, **keyed, **self.constants)
+
+
+def _weights_read_from(tree: ast.AST, name: str) -> list[str]:
+    """The keys that code reads from a dictionary, `params["wq"]`, if all of them are names of weights."""
+    read = (n for n in ast.walk(tree) if isinstance(n, ast.Subscript) and getattr(n.value, "id", "") == name)
+    keys = dict.fromkeys(n.slice.value for n in read if isinstance(n.slice, ast.Constant))
+    return [str(key) for key in keys] if all(plain(str(key)) in WEIGHTS_IN for key in keys) else []
+
+
+def described(returned: Any, sizes: CallSizes | None = None) -> str:
+    """`a tensor (2 samples, 5 tokens, width 12)`, `a tuple of a tensor (2 samples, 5 tokens, width 12) and None`"""
+    if isinstance(returned, Tensor):
+        return f"a tensor {tuple(returned.shape) if sizes is None else sizes.named(returned.shape)}"
+    if isinstance(returned, Sequence) and not isinstance(returned, str):
+        return (
+            f"a {type(returned).__name__} of {' and '.join(described(part, sizes) for part in returned) or 'nothing'}"
+        )
+    return "None" if returned is None else f"a {type(returned).__name__}"

@@ -71,9 +71,11 @@ def with_parts(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _attributes(tree: ast.AST, name: str) -> Iterator[str]:
     """What of `self` holds this argument."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and getattr(node.value, "id", None) == name:
-            yield from (f"self.{t.attr}" for t in node.targets if isinstance(t, ast.Attribute))
+    for node in (n for n in ast.walk(tree) if isinstance(n, ast.Assign)):
+        pairs = [(target, node.value) for target in node.targets]
+        if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = list(zip(node.targets[0].elts, node.value.elts, strict=False))
+        yield from (f"self.{t.attr}" for t, v in pairs if isinstance(t, ast.Attribute) and getattr(v, "id", "") == name)
 
 
 def _called(call: ast.Call) -> tuple[str, str | None]:

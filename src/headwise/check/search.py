@@ -35,7 +35,19 @@ from headwise.check.arguments import (
 )
 from headwise.check.binding import Bound, Failure, Instance, stored_lengths
 from headwise.check.blame import blamed_line
-from headwise.check.calls import OTHERS, PLAIN, ROWS, SLICES, CallForm, forms, leaves, make_inputs, prepare, tokens_of
+from headwise.check.calls import (
+    OTHERS,
+    PICTURES,
+    PLAIN,
+    ROWS,
+    SLICES,
+    CallForm,
+    forms,
+    leaves,
+    make_inputs,
+    prepare,
+    tokens_of,
+)
 from headwise.check.code.case import Case
 from headwise.check.code.constants import constants, own_sizes, restore, write
 from headwise.check.code.example import example_arguments
@@ -64,6 +76,7 @@ LENGTHS = ("seq_len", "T", "seq_length", "n", "t", "num_tokens", "len", "length"
 
 def bind(case: Case) -> tuple[Bound | None, list[Failure]]:
     """The best way that was found to build and call, and every attempt that raised. None where nothing ran."""
+    _define_what_it_reads(case)
     search = Search(case)
     best = search.best()
     if time.process_time() > search.deadline:  # not everything was tried: an input of another form might pass
@@ -187,12 +200,14 @@ class Search:
 
     def _first_that_runs(self, instance: Instance, layout: str, most: int | None = None) -> Iterator[Bound]:
         for form in itertools.islice(forms(instance.thing, instance.sizes), most):
-            if self._out_of_time:
-                return
-            bound = self.try_form(instance, replace(form, layout=layout))
-            if bound is not None:
-                yield bound
-                return
+            mixed = (False, True) if layout.startswith(PICTURES) and form.cross else (False,)  # pixels ask words
+            for plain_memory in mixed:
+                if self._out_of_time:
+                    return
+                bound = self.try_form(instance, replace(form, layout=layout, plain_memory=plain_memory))
+                if bound is not None:
+                    yield bound
+                    return
 
     def _builds(self, sizes: CallSizes) -> Iterator[Built]:
         target = self.case.target
@@ -203,7 +218,7 @@ class Search:
         elif inspect.isfunction(target):
             wrapped = FunctionWithWeights(target, sizes)
             text = f"{target.__name__}({', '.join(inspect.signature(target).parameters)})"
-            if wrapped.held or wrapped.constants:
+            if wrapped.held or wrapped.keyed or wrapped.constants:
                 yield Built(lambda: FunctionWithWeights(target, sizes), text, {})
             yield Built(lambda: target, text, {})
         else:
@@ -354,6 +369,15 @@ def _stand_in_left_out(case: Case, sizes: CallSizes) -> None:
     for name in [] if case.loaded is None else case.loaded.skipped:
         if is_configuration(name) and name not in case.namespace:
             case.namespace[name] = StandInConfig(sizes, own_configuration(case.namespace))
+
+
+def _define_what_it_reads(case: Case) -> None:
+    """Run the statements left out that define what the class reads; sizes and configurations are ours to choose."""
+    if case.loaded is None:
+        return
+    for name in globals_read(case.target):
+        if name in case.loaded.skipped and constructor_role(name) is None and not is_configuration(name):
+            case.loaded.define_late(name)
 
 
 def _supply(namespace: MutableMapping[str, Any], name: str, sizes: CallSizes) -> bool:

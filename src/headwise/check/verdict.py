@@ -24,6 +24,7 @@ from headwise.check.faults.chunks import in_one_chunk
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.questions import SINGLE, WEIGHTLESS
 from headwise.check.faults.spelling import misspelled_base, text_mistakes
+from headwise.check.faults.tables import with_fitting_tables
 from headwise.check.mistakes import Finding, settled
 from headwise.check.objects import tensors
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
@@ -52,6 +53,7 @@ AT_RANDOM, UNDETERMINED = ("layers-in-forward", "dropout-in-eval"), "what it doe
 IN_OTHER_CALLS = ("mask-", "dropout-", "cache", "buffer-", "weights-")  # what the traced call does not show
 ELSEWHERE = {"attends-over-heads", "attends-over-features", "attends-over-batch"}
 DENIED |= dict.fromkeys(ELSEWHERE, ("mask",))
+TURNED = ("split-view", "merge-view", "attends-over-heads", "attends-over-features")  # where a transpose is missing
 ALWAYS_SAID = set(FAULTS)  # what the others measure is a part of the certificate, and means little outside it
 STAGES = 5  # queries, keys, values, scores and output
 RANK = {"right": 3, "variant": 3, "partial": 3, "wrong": 2, "unfinished": 2, "unknown": 0}
@@ -154,13 +156,14 @@ def _judge_bound(bound: Bound) -> tuple[Report, bool]:
     report = Report("unknown", bound.built.text, f"{name}({bound.form.words()}){layout}")
     try:
         bound.case.progress("comparing")
-        bound, reading = in_one_chunk(bound)
+        bound, reading = with_fitting_tables(*in_one_chunk(bound))
         report.subject = bound.built.text
         found = Examination()
         found.ask(bound, reading, FAULTS)
         if not found.wrong:
             found.ask(bound, reading, IF_NOTHING_IS_WRONG)
         _take(report, found)
+        _blame_lost_turn(report, bound.case)
         _decide(report, bound, reading)
         if report.verdict in ("right", "variant", "partial"):
             found.ask(bound, reading, ONLY_IF_RIGHT)
@@ -186,6 +189,16 @@ def _take(report: Report, found: Examination) -> None:
     if report.wrong:
         report.good = [words for words in found.good(ALWAYS_SAID) if not _is_denied(words, report)]
     report.certificate = found.certificate()
+
+
+def _blame_lost_turn(report: Report, case: Case) -> None:
+    """Axes that are mixed up, where the call that should turn them stands in the file and its result is thrown away."""
+    lines = (case.discarded_line(turn) for turn in ("transpose", "permute", "swapaxes"))
+    lost = next((line for line in lines if line is not None), None)
+    for finding in report.findings if lost is not None else ():
+        if finding.name in TURNED:
+            finding.detail = f"the result of {case.text(lost)} is not assigned; {finding.detail}"
+            finding.line = lost
 
 
 def _is_denied(words: str, report: Report) -> bool:

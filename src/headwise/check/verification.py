@@ -277,7 +277,7 @@ def _case(offered: dict[str, Any], path: Path) -> SourceCase:
     given = [inspect.Parameter(n, kind, default=offered["defaults"].get(n, empty)) for n in names]
     target = type(str(offered["name"]), (), {"__signature__": inspect.Signature(given)})
     text = read_source(path).text
-    return SourceCase(str(offered["name"]), target, {}, thorough=False, path=str(path), written=text)
+    return SourceCase(str(offered["name"]), target, {}, thorough=False, text_only=True, path=str(path), written=text)
 
 
 # Questions.

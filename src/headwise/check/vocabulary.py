@@ -83,7 +83,8 @@ SETTINGS = (
     Meaning(
         "head_width",
         "dk dq dhead keydim depth dimkey headfeatures dkey dquery qkdim dimq dimk qdim kdim dkv dqk headchannels "
-        "dimperhead hd dh drope dnope ropedim nopedim dimrope dimnope",
+        "dimperhead hd dh drope dnope ropedim nopedim dimrope dimnope "
+        "rotarydim rotdim",
     ),
     Meaning(
         "context",

@@ -95,15 +95,15 @@ def _list_models(options: argparse.Namespace) -> int:
         sizes = (config.d_model, config.num_heads, config.num_kv_heads, config.head_dim, config.layers)
         context = f"{config.context // 1024}k" if config.context >= 2**14 else str(config.context)
         weights = human(cost.parameters.value * config.layers)
-        cache = human(cost.kv_cache_per_token.value * config.layers, "B", binary=True) if config.causal else "–"
+        per_token = cost.kv_cache_per_token.value * config.layers
+        cache = human(per_token, "B", binary=True) if config.causal else ""  # an encoder keeps none
         shown = [*map(str, sizes), context, str(config.window or ""), weights, cache]
         row = dict(zip(numeric, shown, strict=True))
         grid.add_row(f"[bold cyan]{config.name}[/]", *(row[name] for name in kept))
     out.print(grid)
     out.print("[dim]E model width, H and Hkv query and key/value heads, D head dimension, L layers;[/]")
     out.print("[dim]tokens: longest text, 1k = 1024; window: keys visible in a windowed layer;[/]")
-    out.print("[dim]weights: attention parameters; cache: bytes per token in bfloat16, of all layers;[/]")
-    out.print("[dim]–: an encoder reads its text at once and keeps no cache[/]")
+    out.print("[dim]weights: attention parameters; cache: bytes per token in bfloat16, of all layers[/]")
     if len(kept) < len(numeric):
         out.print(f"[dim]{NARROW} columns or more show {', '.join(LEFT_OUT[:-1])} and {LEFT_OUT[-1]} too[/]")
     return 0

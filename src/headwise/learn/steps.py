@@ -207,7 +207,8 @@ class Setting:
         form = self.form
         if self.config is not None:
             return f"attention of {self.config.name}, {self.config.layers} layers ({self.config.source})"
-        return f"form {form.name}, {form.title}: {form.constructor}, {form.call} → {form.returns}"
+        names = " or ".join((form.name, *form.aliases))
+        return f"form {names}, {form.title}: {form.constructor}, {form.call} → {form.returns}"
 
     def differences(self) -> dict[int, str]:
         """How the form writes the steps that forms write differently; empty for a model."""

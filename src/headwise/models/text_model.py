@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -39,6 +40,7 @@ class TokenCodec:
         before: tokens that every text begins with.
         after: tokens that every text ends with.
         join: the text of several tokens; by default, that of each, one after the other.
+        piece: how the vocabulary spells a token, if that is known.
     """
 
     encode: Callable[[str], Sequence[int]]
@@ -46,6 +48,7 @@ class TokenCodec:
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     join: Callable[[Sequence[int]], str] | None = None
+    piece: Callable[[int], str | None] | None = None
 
     @classmethod
     def of(cls, tokenizer: Any) -> "TokenCodec":
@@ -67,7 +70,16 @@ class TokenCodec:
         if not hasattr(tokenizer, "all_special_ids") and not hasattr(tokenizer, "encode_batch"):
             return cls(tokenizer)
         context = encode(PROBE)[:1]
-        return cls(encode, decode, *_frame(encode(PROBE, True), encode(PROBE)), join)
+        piece = getattr(tokenizer, "convert_ids_to_tokens", None) or getattr(tokenizer, "id_to_token", None)
+        return cls(encode, decode, *_frame(encode(PROBE, True), encode(PROBE)), join, piece)
+
+    def label(self, token: int) -> str:
+        """The text of a token; of a part of a character its bytes, such as ‹E6 9D›, or its id if they are not known."""
+        text = self.decode(token)
+        if UNKNOWN not in text:
+            return text
+        data = _bytes_of(None if self.piece is None else self.piece(token))
+        return f"#{token}" if data is None else f"‹{data.hex(' ').upper()}›"
 
     def characters(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
         """The text of each token, and the place of the first token that has a part of the same character.
@@ -99,6 +111,30 @@ class TokenCodec:
                 text, stop = next(((found, end) for found, end in whole if UNKNOWN not in found), (text, stop))
             yield text, start, stop
             start = stop
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letters that byte-level vocabularies write for bytes: those that can be seen stand for themselves."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    unseen = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(256 + place): byte for place, byte in enumerate(unseen)}
+
+
+BYTE_LETTERS = _byte_letters()
+
+
+def _bytes_of(piece: str | None) -> bytes | None:
+    """The bytes of a token that its vocabulary spells like this; None if it is not known how.
+
+    >>> _bytes_of("<0xE6>"), _bytes_of("æĿ")
+    (b'\\xe6', b'\\xe6\\x9d')
+    """
+    if piece is None:
+        return None
+    named = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)
+    if named is not None:
+        return bytes.fromhex(named[1])
+    return bytes(map(BYTE_LETTERS.__getitem__, piece)) if BYTE_LETTERS.keys() >= set(piece) else None
 
 
 def _continues(before: str, after: str) -> bool:

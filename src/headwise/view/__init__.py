@@ -64,7 +64,7 @@ def view(
     """
     found = collected(model, tokens, Wanted(layers, values, importance, progress, part, target))
     given = {} if words is None else {"tokens": words, "starts": None}
-    given |= {} if keys is None else {"keys": keys}
+    given |= {} if keys is None else {"keys": keys, "key_starts": None}
     return View(
         found.maps,
         **{**found.tokens, **given},

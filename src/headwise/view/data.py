@@ -64,8 +64,8 @@ WAYS = {
 }
 TYPES = {torch.uint8: "u1", torch.uint16: "u2", torch.uint32: "u4", torch.float16: "f2", torch.float32: "f4"}
 OCTAVE = 12  # steps of a logarithmic byte that double the number
-EVEN = 128  # the byte of a ratio of 1
-MIDDLE = 127  # steps on either side of 0 of a number that has a sign
+EVEN = 128  # the byte of a ratio of 1, and of 0 where numbers have a sign
+MIDDLE = 127  # most steps on either side of 0 of a number that has a sign
 
 
 class Section(NamedTuple):
@@ -112,11 +112,11 @@ def ratios(picture: Tensor) -> Section:
     return plain(torch.where(picture > 0, codes, 0).to(torch.uint8))._replace(code="log")
 
 
-def signed(picture: Tensor) -> Section:
-    """Numbers of either sign in a byte each: 128 for 0, and the root of their size, relative to the largest."""
+def signed(picture: Tensor, steps: int = MIDDLE) -> Section:
+    """Numbers of either sign in a byte each: 128 for 0, and the root of their size, in `steps` up to the largest."""
     most = max(float(picture.abs().max()) if picture.numel() else 0.0, 1e-6)
-    codes = (picture.abs() / most).sqrt() * picture.sign() * MIDDLE + MIDDLE + 1
-    return plain(codes.round().to(torch.uint8))._replace(code=f"signed {most:.6g}")
+    codes = (picture.abs() / most).sqrt() * picture.sign() * steps + EVEN
+    return plain(codes.round().to(torch.uint8))._replace(code=f"signed {most:.6g} {steps}")
 
 
 def _compressed(data: Tensor) -> bytes:
@@ -203,7 +203,6 @@ def manifest(view: View, title: str = "") -> dict[str, Any]:
         "version": VERSION,
         "title": title or view.heading,
         **found,
-        "starts": None if view.starts is None else list(view.starts),
         "keys": None if view.keys is view.tokens else view.keys,
         "T": view.T,
         "S": view.S,

@@ -10,7 +10,7 @@ from html import escape
 
 from headwise.errors import HeadwiseError
 from headwise.masks.probes import sink
-from headwise.study.watch import Watched
+from headwise.study.watch import Origin, Watched, attention_layers
 from headwise.view.color import png_url
 from headwise.view.page import standalone
 from headwise.view.result import View
@@ -53,7 +53,10 @@ def static_html(view: View) -> str:
     rows = []
     for layer, cells in enumerate(_cells(view, clear if total > MOST_HEADS else None)):
         groups = [cells[start : start + ACROSS] for start in range(0, len(cells), ACROSS)]
-        rows += [_row([f"<b>{layer}</b>" if len(view.maps) > 1 else "", *group]) for group in groups]
+        rows += [
+            _row([f"<b>{view.numbers[layer] if view.numbers else layer}</b>" if len(view.maps) > 1 else "", *group])
+            for group in groups
+        ]
     some = f"<p>The {len(clear)} clearest of {total:,} heads:</p>" if total > MOST_HEADS else ""
     return (
         f"<div><p><b>{escape(view.heading)}</b><br>{escape(view.sentence)}</p>{some}<table>{''.join(rows)}</table>"
@@ -69,13 +72,23 @@ def map_html(weights: AttentionMap) -> str:
         return f"<div>{title}</div>"
     queries = max(1, WORK // max(1, H * S))
     try:
-        view = View({"map": weights.select(batch=[0])}, queries=queries)
+        name, number = _layer_of(weights)
+        view = View({name or "map": weights.select(batch=[0])}, queries=queries, numbers=number)
         sample = "<p>The first sample:</p>" if weights.shape[0] > 1 else ""
         # The page would read every weight, and a long map is only sampled.
         shown = sample + (view_html(view) if view.queries is None else static_html(view))
     except HeadwiseError as error:
         shown = f"<p>{escape(str(error))}</p>"
     return f"<div>{title}{shown}</div>"
+
+
+def _layer_of(weights: AttentionMap) -> tuple[str, list[int] | None]:
+    """The name of the layer that a map was watched in, and its number among those of the model, where known."""
+    origin = weights._origin
+    model = origin.model() if isinstance(origin, Origin) else None
+    if not isinstance(origin, Origin) or model is None:
+        return "", None
+    return origin.layer, [list(attention_layers(model, "view")).index(origin.layer)]
 
 
 def watched_html(watched: Watched) -> str:
@@ -136,8 +149,9 @@ def _pairs(view: View) -> str:
 
 
 def _place(view: View, layer: int, head: int) -> str:
-    """Layer and head; for a single map only the head."""
-    return f"{layer}.{head}" if len(view.maps) > 1 else f"head {head}"
+    """Layer and head; for a single map whose layer is not known only the head."""
+    number = layer if view.numbers is None else view.numbers[layer]
+    return f"{number}.{head}" if len(view.maps) > 1 or view.numbers else f"head {head}"
 
 
 def _row(cells: Iterable[str], kind: str = "td") -> str:

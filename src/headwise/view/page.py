@@ -14,6 +14,7 @@ import functools
 import hashlib
 import importlib.resources
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 from string import Template
@@ -35,6 +36,7 @@ SCRIPTS = (
     "dom", "tokens", "color", "sections", "picture", "embedded", "carried", "subject", "store", "atlas", "table",
     "viewport", "tiles", "map", "gestures", "reading", "lines", "stage", "saving", "help", "app", "main",
 )  # fmt: skip
+COMMENT = re.compile(r"^ *//.*\n", re.MULTILINE)  # on lines of their own; they are for readers of the source
 SMALLEST = 200_000  # bytes: the page without data, and little more
 SLACK = 0.97  # share of the budget for data; names and escapes take the rest
 BUDGET, LONG_BUDGET = 5_000_000, 12_000_000  # bytes of a file, up to LONG tokens and beyond
@@ -51,7 +53,10 @@ SPARSE = 4  # times less room than usual, at best, for a picture
 PIXEL = 0.22  # bytes that a pixel of a picture takes, from experience; half of them are hidden
 RANKING = 1 / 8  # most of the budget that the largest weight of every row of every head may take
 BEST = 3.2  # bytes that such a weight and its key take
-CELLS = (1, 2, 4, 8)  # queries and keys in a pixel of a picture of contributions, the finest first
+# Pictures of contributions, the finest first: queries and keys in a pixel, steps (0: as float16), and about how many
+# times the bytes of single contributions in 127 steps they take, from experience.
+CELLS = ((1, 0, 2.9), (1, 127, 0.97), (1, 63, 0.78), (1, 31, 0.58), (2, 127, 0.287), (4, 127, 0.083), (8, 127, 0.026))
+SOME = 6  # layers from which these bytes are estimated
 KEYS, KINDS = ("keys", "values", "logs"), ("mass", "rest", "peak", "uniform")
 
 
@@ -60,7 +65,7 @@ def script(*more: str) -> str:
     """The shared tables, all scripts and `more` in one scope; it offers `headwise.show(root, manifest, source)`."""
     shared = _json({"colors": page_tables(), "tokens": page_rules(), "near": NEAR, "sink": SINK})
     together = "\n".join([f"const SHARED = {shared};", *(page_file(f"{name}.js") for name in SCRIPTS), *more])
-    return f'(() => {{\n"use strict";\n{together}}})();\n'
+    return f'(() => {{\n"use strict";\n{COMMENT.sub("", together)}}})();\n'
 
 
 @functools.cache
@@ -155,35 +160,46 @@ def _add_carried(data: PageData, budget: int) -> None:
     if view.carried is None:
         return
     data.sections |= {f"norms/{layer}": plain(found.norms.float()) for layer, found in enumerate(view.carried)}
-    ways = [(1, True), *((span, False) for span in CELLS)]
-    tried = (_contributed(view, span, budget - data.size, floats=floats) for span, floats in ways)
-    found = next((sections for sections in tried if sections is not None), {})
+    room = budget - data.size
+    size = _contributed_size(view)
+    tried = ((span, _contributed(view, span, steps, room)) for span, steps, share in CELLS if share * size <= room)
+    span, found = next(((span, sections) for span, sections in tried if sections is not None), (1, {}))
     data.sections |= found
     coarsest = max((x.code for x in found.values()), key=_range, default="plain")
-    if coarsest != "plain":
+    if coarsest != "plain" and span == 1:
         data.manifest["embedded"]["contributions"] = coarsest
     data.manifest["measures"] = list(MEASURES if found else MEASURES[:2])
 
 
 def _range(code: str) -> float:
-    """The largest number of a section of numbers that have a sign; its steps grow with it."""
-    return float(code.removeprefix("signed ")) if code.startswith("signed ") else 0.0
+    """The width of a step of numbers that have a sign, at their largest."""
+    _, *numbers = code.split(" ")
+    return float(numbers[0]) / float(numbers[1]) if numbers else 0.0
 
 
-def _contributed(view: View, span: int, room: float, *, floats: bool) -> dict[str, Section] | None:
-    """The contributions to every head in cells of `span` queries and keys, as float16 or in a byte each.
+def _share_section(picture: Tensor, steps: int) -> Section:
+    return signed(picture, steps) if steps else plain(picture.half())
 
-    None if they do not fit.
-    """
+
+def _contributed(view: View, span: int, steps: int, room: float) -> dict[str, Section] | None:
+    """The contributions to every head in cells of `span` queries and keys; None if they do not fit."""
     sections: dict[str, Section] = {}
-    taken, layers = 0, view.carried or ()
-    for done, found in enumerate(layers, 1):
+    taken = 0
+    for layer, found in enumerate(view.carried or ()):
         for head, picture in enumerate(pooled_contributions(found.contributions(), span)):
-            section = sections[f"contribution/{done - 1}.{head}"] = plain(picture.half()) if floats else signed(picture)
+            section = sections[f"contribution/{layer}.{head}"] = _share_section(picture, steps)
             taken += section.size + MANIFEST // 100
-        if taken * len(layers) / done > room:
+        if taken > room:
             return None
     return sections
+
+
+def _contributed_size(view: View) -> float:
+    """About how many bytes single contributions take in 127 steps: from one head of some layers."""
+    layers = (view.carried or ())[:: max(1, len(view.maps) // SOME)]
+    some = (found.contributions([place % found.weights.shape[1]]) for place, found in enumerate(layers))
+    heads = sum(weights.shape[1] for weights in view.maps)
+    return sum(signed(pooled_contributions(shares, 1)[0]).size for shares in some) * heads / len(layers)
 
 
 def _told(precision: torch.dtype | int) -> dict[str, object]:

@@ -75,12 +75,14 @@ class View:
         *,
         query_ids: Tensor | None = None,
         starts: Sequence[int] | None = None,
+        key_starts: Sequence[int] | None = None,
         model: str = "",
         queries: int | None = None,
         carried: tuple[Carried, ...] | None = None,
         importance: Importance | None = None,
         progress: Progress = silent,
         trained: int | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> None:
         if not maps:
             raise OptionError("there is nothing to view: no attention map was given.")
@@ -93,12 +95,13 @@ class View:
         self.keys = self.tokens if keys is None and self.S == self.T else _words(keys, self.S, "keys")
         self.ids = None if ids is None else torch.as_tensor(ids).flatten()
         self.query_ids = None if query_ids is None else torch.as_tensor(query_ids).flatten()
-        self.starts = starts if starts is None or list(starts) != list(range(self.T)) else None
+        self.starts, self.key_starts = _several(starts), _several(key_starts)
         self.model = model  # its name, if known
         self.queries, self.progress = spread(self.T, queries), progress
         self.carried = carried  # what the weights carry, layer by layer, if known
         self.importance = importance
         self.trained = trained  # how many tokens the model was trained on at a time, if known
+        self.numbers = None if numbers is None else tuple(numbers)  # of its layers in their model; as they are if None
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -113,13 +116,12 @@ class View:
     @property
     def key_labels(self) -> list[str]:
         """The keys as labels."""
-        return self.labels if self.keys is self.tokens else self.keys
+        return self.labels if self.keys is self.tokens else labels(self.keys, self.key_starts)
 
     @property
     def text(self) -> str:
         """The text that was read, with each character once."""
-        starts = range(self.T) if self.starts is None else self.starts
-        return "".join(token for place, token in enumerate(self.tokens) if starts[place] == place)
+        return _once(self.tokens, self.starts)
 
     @property
     def heading(self) -> str:
@@ -149,6 +151,8 @@ class View:
 
     @property
     def _of_model(self) -> str:
+        if not self.model and self.numbers is not None:
+            return f" of {' and '.join(map(readable, self.names))}"
         named = "the built-in model" if self.model == "builtin" else f"the model {readable(self.model)}"
         return f" of {named}" if self.model else ""
 
@@ -168,7 +172,7 @@ class View:
     @property
     def _keys_quoted(self) -> str:
         """In cross-attention, the beginning of the other text."""
-        words = readable(" ".join(SPECIAL.sub(" ", "".join(self.keys)).split()))
+        words = readable(" ".join(SPECIAL.sub(" ", _once(self.keys, self.key_starts)).split()))
         if self.keys is self.tokens or not any(letter.isalpha() for letter in words):
             return ""
         return f", attending to “{_excerpt(words, EXCERPT // 2)}”"
@@ -272,11 +276,14 @@ class View:
             "model": self.model,
             "sentence": self.sentence,
             "tokens": self.tokens,
+            **({} if self.starts is None else {"starts": list(self.starts)}),
             **({} if self.keys is self.tokens else {"keys": self.keys}),
+            **({} if self.key_starts is None else {"key_starts": list(self.key_starts)}),
             "queries": None if self.queries is None else self.queries.tolist(),
             "layers": [
                 {
                     "name": name,
+                    **({} if self.numbers is None else {"number": self.numbers[layer]}),
                     "heads": [
                         {
                             "head": head.head,
@@ -303,7 +310,7 @@ class View:
 
         `head` and `options` as in `AttentionMap.plot`.
         """
-        return self.maps[layer].plot(head, **{"tokens": self.tokens, "keys": self.keys, **options})
+        return self.maps[layer].plot(head, **{"tokens": self.labels, "keys": self.key_labels, **options})
 
     def _repr_html_(self) -> str:
         from headwise.view.notebook import view_html
@@ -377,6 +384,16 @@ def _excerpt(words: str, most: int) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _several(starts: Sequence[int] | None) -> Sequence[int] | None:
+    """Where the character of each token starts; None if every token has its own."""
+    return None if starts is None or list(starts) == list(range(len(starts))) else starts
+
+
+def _once(tokens: Sequence[str], starts: Sequence[int] | None) -> str:
+    """The text of some tokens, with each character once."""
+    return "".join(token for place, token in enumerate(tokens) if starts is None or starts[place] == place)
 
 
 def _words(tokens: Sequence[str] | None, count: int, name: str) -> list[str]:

@@ -253,7 +253,7 @@ class MapScreen:
         if not self.words:
             return ""
         query = self.query if here else window.query + line * window.span
-        text = f"{query:>5} {cut(shown(self.view.tokens[query]), LABEL - 8)}"
+        text = f"{query:>5} {cut(shown(self.view.labels[query]), LABEL - 8)}"
         return (self.palette.strong if here else self.palette.faint)(fill(text, LABEL - 2)) + (" ›" if here else "  ")
 
     def _header(self, window: MapWindow) -> list[str]:
@@ -272,13 +272,13 @@ class MapScreen:
         return [title, fill("query ↓  key →", LABEL) + "".join(row).rstrip()]
 
     def _key_label(self, key: int, mark: str = "") -> str:
-        return cut(f"{mark}{key} {shown(self.view.keys[key])}", max(self.wide, APART) - 1)
+        return cut(f"{mark}{key} {shown(self.view.key_labels[key])}", max(self.wide, APART) - 1)
 
     def _footer(self, window: MapWindow) -> list[str]:
         """The pair under the cursor, its weight, the zoom, and the keys."""
         query, key = (
             f"{place:,} “{cut(shown(words[place]), 20)}”"
-            for place, words in ((self.query, self.view.tokens), (self.key, self.view.keys))
+            for place, words in ((self.query, self.view.labels), (self.key, self.view.key_labels))
         )
         near = "a cell is one weight" if window.span == 1 else f"a cell is {window.span:,} × {window.span:,} weights"
         last = min(window.query + window.rows * window.span, self.view.T) - 1

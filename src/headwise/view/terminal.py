@@ -6,6 +6,7 @@ from itertools import zip_longest
 from headwise.errors import printable
 from headwise.masks.probes import sink
 from headwise.view.color import LETTERS, Palette
+from headwise.view.data import WAYS
 from headwise.view.result import View
 from headwise.view.tokens import cut, fill, shown, wide
 from headwise.view.words import BESIDES_FIRST, WITHOUT_FIRST, described, example, in_short
@@ -36,6 +37,7 @@ LISTED = 12  # heads in a table without colors
 EXPLAINING = 60  # columns from which on a table says what its numbers are
 LARGEST = 24  # columns of a picture in the view of one layer
 RAMP = f"from 0 to 1 on a square-root scale: {LETTERS!r}".replace("' ", "'\u00a0")  # never broken there
+WORTH = 8  # heads whose importance is listed
 NARROWEST = 15  # columns of a picture and what is said under it
 
 
@@ -47,7 +49,7 @@ def drawn(view: View, width: int, palette: Palette, height: int = HEIGHT) -> str
     facts = 6 if large else 2 if palette.depth and not narrow else 3
     lines = [*_heading(view, width, palette, titles, facts), *[""] * (large or not narrow)]
     cells = Cells(view, width, palette)
-    rest = cells.lines(max(2, (room - len(lines)) // 2))
+    rest = cells.lines(max(2, (room - len(lines)) // 2)) + _importance(view, width)
     if palette.depth == 0:
         most = max(3, room - len(lines) - len(rest) - 2)
         return "\n".join([*lines, *_listed(view, width, most), "", *rest])
@@ -55,6 +57,20 @@ def drawn(view: View, width: int, palette: Palette, height: int = HEIGHT) -> str
     fits = left >= LEAST // 2 + 3 and width >= LEAST + 2 * WORD + 4
     pictures = _large(view, width, left, palette) if fits else [*_listed(view, width, left - 1), ""]
     return "\n".join([*lines, *pictures, *rest])
+
+
+def _importance(view: View, width: int) -> list[str]:
+    """The heads whose removal changes the loss most, if that was measured."""
+    if view.importance is None:
+        return []
+    worth = {
+        f"{layer}.{head.head}": view.worth(layer, index) or 0.0
+        for layer, summary in enumerate(view.summaries)
+        for index, head in enumerate(summary)
+    }
+    most = sorted(worth, key=lambda place: -abs(worth[place]))[:WORTH]
+    told = ", ".join(f"{place}\u00a0{worth[place]:+.3f}".replace("-", "−") for place in most)
+    return wrapped(f"Importance, in nats per token ({WAYS[view.importance.by]}): {told}.".split(" "), width, " ")
 
 
 def _heading(view: View, width: int, palette: Palette, titles: int, facts: int) -> list[str]:

@@ -50,9 +50,11 @@ class RunTexts(NamedTuple):
         """The keyword arguments of a `View` of these texts."""
         words, starts = zip(*codec.characters(self.queries[0].tolist()), strict=True)
         crosses = self.part == CROSS
-        keys = [text for text, _ in codec.characters(self.keys[0].tolist())] if crosses else None
-        asked = self.queries if crosses else None
-        return {"tokens": words, "starts": starts, "ids": self.keys[0], "keys": keys, "query_ids": asked}
+        told = {"tokens": words, "starts": starts, "ids": self.keys[0]}
+        if not crosses:
+            return told
+        keys, key_starts = zip(*codec.characters(self.keys[0].tolist()), strict=True)
+        return told | {"keys": keys, "key_starts": key_starts, "query_ids": self.queries}
 
     @property
     def inputs(self) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """What heads do, in sentences for people who have never seen one."""
 
+import math
 from collections.abc import Sequence
 
 from headwise.masks import Mask
@@ -122,7 +123,7 @@ def example(view: View, head: Head) -> str:
     query = _quoted(view.labels, row if view.queries is None else int(view.queries[row]))
     seen = int((rest[0, 0, row] > 0).sum())
     if broad and seen > 1:
-        return f"{query} → {seen:,} tokens, ≤ {max(most, 0.01):.2f}"
+        return f"{query} → {seen:,} tokens, ≤ {math.ceil(100 * most - 1e-6) / 100:.2f}"  # a bound is never rounded down
     return f"{query} → {_quoted(view.key_labels, int(key[0, 0, row]))}: {'< 0.01' if most < 0.005 else f'{most:.2f}'}"
 
 

@@ -209,14 +209,16 @@ def test_an_empty_text_is_refused_in_words(live, page):
     page.goto(live.address)
     atlas(page, 56)
     page.fill(".ask-text", "")
-    assert page.inner_text(".status") == "Type or paste a text."
+    assert page.inner_text(".status").startswith("Type or paste a text.")
+    assert not page.is_visible(".results"), "losses and next tokens are those of the text before"
     assert page.is_disabled(".go")
     page.click(".write")
     assert "The text is empty" in page.inner_text(".status.wrong")
-    faint = "['.results', '.headwise'].map((one) => Number(getComputedStyle(document.querySelector(one)).opacity))"
-    assert page.evaluate(faint) == [0.4, 0.4], "what is shown is of the text before"
+    faint = "Number(getComputedStyle(document.querySelector('.headwise')).opacity)"
+    assert page.evaluate(faint) == 0.4, "what is shown is of the text before"
     page.fill(".ask-text", TEXT)
-    assert page.evaluate(faint) == [1, 1]
+    assert page.evaluate(faint) == 1
+    assert page.is_visible(".results")
 
 
 def test_the_button_says_whether_the_pictures_are_those_of_the_text(live, page):
@@ -402,13 +404,17 @@ def test_all_heads_are_in_the_window_and_nothing_is_wider_than_a_phone(live, pag
     wait(page, "innerWidth === 390 && document.documentElement.scrollWidth <= 390")
 
 
-def test_the_map_is_large_even_where_its_lower_edge_is_below_the_window(live, page):
+def test_the_whole_map_is_in_the_window_under_the_text(live, page):
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(live.address)
     atlas(page, 56)
     page.click("#headwise .head[data-place='4.2']")
     page.wait_for_selector(".map-canvas")
-    wait(page, "document.getElementById('headwise').headwise.stage.shown[0].plot?.height >= 480")
+    map = "document.getElementById('headwise').headwise.stage.shown[0]"
+    for width, height, least in ((1440, 900, 380), (1366, 768, 240), (1280, 720, 220), (800, 900, 240)):
+        page.set_viewport_size({"width": width, "height": height})
+        edges = f"innerWidth === {width} && {map}.canvas.getBoundingClientRect().bottom + scrollY <= {height}"
+        wait(page, f"{edges} && {map}.plot.height >= {least}")
 
 
 def test_a_long_text_says_from_how_many_rows_it_is_shown(live, page):
@@ -604,3 +610,28 @@ def test_a_tab_without_the_token_asks_for_the_address(live, page):
     page.click(".banner button")
     page.wait_for_selector(".live option", state="attached")
     page.troubles.clear()  # the browser notes the refusal
+
+
+def test_every_likely_token_has_a_column_and_parts_of_characters_are_told_apart(live, page):
+    page.goto(live.address)
+    atlas(page, 56)
+    following = [
+        {"token": token, "text": text, "id": id, "probability": share}
+        for token, text, id, share in [
+            ("‹E6 9D›", "", 7, 0.3), ("‹E4 BA›", "", 8, 0.2), (" sea", " sea", 9, 0.1), ("sea", "sea", 10, 0.05),
+            ("same", "same", 11, 0.04), ("same", "same", 12, 0.03),
+        ]
+    ]  # fmt: skip
+    outcome = {"loss": 1.5, "missing": None, "next": following}
+    page.evaluate("run => window.headwiseLive.outcome.show(run)", {"off": [], "outcome": outcome})
+    assert page.locator(".next thead th").all_inner_texts()[1:] == [
+        "‹E6 9D›", "‹E4 BA›", "␣sea", "sea", "same #11", "same #12",
+    ]  # fmt: skip
+    assert page.locator(".next tbody td").all_inner_texts() == ["30 %", "20 %", "10 %", "5.0 %", "4.0 %", "3.0 %"]
+    assert page.locator(".next .candidate").count() == 4, "a part of a character cannot be appended"
+    less = [{**one, "probability": 0.5 - one["probability"]} for one in following]
+    with_off = {"off": [[0, 0]], "outcome": {**outcome, "next": less[::-1]}, "with_all_heads": outcome}
+    page.evaluate("run => window.headwiseLive.outcome.show(run)", with_off)
+    shares = page.locator(".next .after td").all_inner_texts()
+    assert shares == ["47 %", "46 %", "45 %", "40 %", "30 %", "20 %"]
+    assert page.locator(".next .before td").first.inner_text() == "3.0 %"

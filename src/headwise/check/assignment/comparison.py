@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from headwise.check.arguments import CallSizes, StandInConfig, constructor_role, parameters_of, value_for
-from headwise.check.assignment.deviations import Assigned, described
+from headwise.check.assignment.deviations import Assigned
 from headwise.check.assignment.forms import REQUIRED, find_form
 from headwise.check.assignment.solutions import as_written, blueprint_of, is_plain
 from headwise.check.assignment.transfer import copy_parameters
@@ -28,7 +28,7 @@ from headwise.check.code.loader import load
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.mask_promises import line_of_meaning
 from headwise.check.mistakes import ORDER, Finding, Found, Note, error_words
-from headwise.check.objects import call_parameters
+from headwise.check.objects import call_parameters, described
 from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report
 from headwise.check.search import bind

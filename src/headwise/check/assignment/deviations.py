@@ -5,7 +5,7 @@ Whatever makes such a call fail or give something else is wrong; other names ins
 
 import dis
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,10 +23,11 @@ from headwise.check.environment import quiet
 from headwise.check.faults.dropout import dropped_late
 from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.mask_promises import line_of_meaning
-from headwise.check.faults.questions import listed
+from headwise.check.faults.output import head_merge, is_list_of_heads
+from headwise.check.faults.questions import WEIGHTLESS, listed
 from headwise.check.faults.stages import stage_findings
 from headwise.check.mistakes import Finding, Found, Note, error_words
-from headwise.check.objects import call_parameters, entry, modules
+from headwise.check.objects import call_parameters, described, entry, modules
 from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report
 from headwise.check.trace import error_line
@@ -52,7 +53,9 @@ class Assigned:
         return f"{self.form.title}: {self.form.built} · {self.form.called}"
 
     def fits(self, report: Report) -> str:
-        """What was compared, where nothing but names differs."""
+        """What was compared, and what differs; nothing of a function without weights."""
+        if WEIGHTLESS in report.variants:
+            return ""
         differs = {finding.name for finding in report.findings}
         kept = {name: words for name, words in PARTS.items() if not (report.assumed and name == "form-constructor")}
         fitting = [words for name, words in kept.items() if name not in differs]
@@ -74,7 +77,7 @@ class Assigned:
 
     def unbound(self, case: Case) -> Iterator[Finding]:
         """The error that the document's own example raises in a class that could not be called in any other way."""
-        return _example_error(self.form, case)
+        return iter(()) if getattr(case.target, "core", False) else _example_error(self.form, case)
 
     def accepted(self, bound: Bound) -> tuple[str, ...]:
         """Mistakes that the document itself asks for."""
@@ -108,6 +111,7 @@ class Deviations:
         named = list(self._name_problems())
         for name, place, problems in (
             ("form-constructor", self._line_of("__init__"), [] if self._is_fragment else self.constructor_problems),
+            ("form-width", self._width_line, [] if self._is_fragment else self._width_problems()),
             ("form-call", self._line_of("forward"), self.call_problems),
             ("form-return", self._return_line(), self._return_problems()),
             ("form-mask", self._mask_line(), self._mask_problems()),
@@ -119,13 +123,27 @@ class Deviations:
                 severity = "wrong" if any(kind == "wrong" for kind, _ in found) else found[0][0]
                 words = dict.fromkeys(words for kind, words in found if kind == severity)
                 yield Finding(name, f"{self.form.title} has {'; '.join(words)}", place, severity=severity)
-        if self.form.is_wrapper(self.bound.thing):
+        if not self.form.is_wrapper(self.bound.thing) and self._lacks_projection:
+            lacks = f"{self.form.title} has one; the heads of the list are returned side by side"
+            yield Finding("no-out-proj", lacks, self._return_line())
+        if self.form.is_wrapper(self.bound.thing) and not self._merges_wrongly:
             yield Note("variant", f"a list of heads side by side without an output projection, as in {self.form.title}")
 
     @cached_property
     def _late_dropout(self) -> int | None:
         """The line where dropout acts on the output, if the document has it on the weights."""
         return dropped_late(self.bound, self.reading) if "dropout" in self.form.constructor else None
+
+    @property
+    def _lacks_projection(self) -> bool:
+        """Whether it is a list of heads that leaves out the projection on purpose, which the document has."""
+        output = None if self.reading is None else self.reading.output
+        return self.reading is not None and output is not None and output.role.plain and is_list_of_heads(self.reading)
+
+    @property
+    def _merges_wrongly(self) -> bool:
+        """Whether the heads are not side by side, which has a name of its own."""
+        return any(isinstance(found, Finding) for found in head_merge(self.bound, self.reading))
 
     @property
     def _is_fragment(self) -> bool:
@@ -167,9 +185,11 @@ class Deviations:
         try:
             taken = inspect.signature(self.owner).bind(*args, **named).arguments
         except (TypeError, ValueError) as error:
-            return f"{text} raises TypeError: {error}"
+            known = {constructor_role(p.name) for p in parameters_of(self.owner)}
+            lacks = [name for name in values if constructor_role(name) not in known]
+            return f"it takes no {' and no '.join(lacks)}" if lacks else f"{text} raises TypeError: {error}"
         if [constructor_role(name) for name in taken] == [constructor_role(name) for name in values]:
-            return self._width_problem()
+            return ""
         return self._other_problem(text, lambda: self.owner(*args, **named))  # type: ignore[misc]
 
     def _other_problem(self, text: str, make: Callable[[], Any]) -> str:
@@ -187,26 +207,35 @@ class Deviations:
             return f"{text} makes {heads} heads where {self.bound.sizes.H} were asked for"
         return ""
 
-    def _width_problem(self) -> str:
+    def _width_problems(self) -> Iterator[Problem]:
         """Why the output does not get a width of its own, where the document has one parameter for each."""
         wide = [name for name in self.form.constructor if constructor_role(name) in ("width", "out_width")]
         repaired = self.bound.repaired
-        if len(wide) < 2 or repaired.super_missing or repaired.attributes:
-            return ""
+        if self.owner is None or len(wide) < 2 or repaired.super_missing or repaired.attributes:
+            return
+        if any(severity == "wrong" for severity, _ in self.constructor_problems):
+            return
         width = (self.bound.sizes.D + 1) * self.bound.sizes.H
         values = list((self.form.values(self.bound.sizes) | {wide[-1]: width}).values())
         expected = width * (self.bound.sizes.H if self.form.is_wrapper(self.bound.thing) else 1)
-        text = f"{wide[0]}={self.bound.sizes.E}, {wide[-1]}={width}"
         try:
             with self.bound.running(), torch.no_grad():
-                thing = self.owner(*values)  # type: ignore[misc]
+                thing = self.owner(*values)
                 prepare(thing)
                 returned = self.bound.form.call(thing, self.bound.inputs)
         except Exception:  # where widths are confused, that has a name and a line of its own
-            return ""
+            return
         output = self.bound.form.result(returned, self.bound.inputs)
         got = None if output is None else output.shape[-1]
-        return "" if got == expected else f"{text} gives an output of width {got}, not {expected}"
+        if got != expected:
+            given = f"{wide[0]}={self.bound.sizes.E}, {wide[-1]}={width} and {self.bound.sizes.H} heads"
+            yield "wrong", f"an output of width {expected} for {given}; here it is {got} wide"
+
+    @property
+    def _width_line(self) -> int | None:
+        """The line that makes the list of heads, or the constructor."""
+        listed = self.form.is_wrapper(self.bound.thing)
+        return (self.bound.case.line_of_attribute(self.form.wrapper) if listed else None) or self._line_of("__init__")
 
     def _default_problems(self, found: list[inspect.Parameter]) -> list[str]:
         """Parameters whose default is not the document's."""
@@ -422,9 +451,10 @@ def _line_of(case: Case, method: str) -> int | None:
 
 def _of_function(form: Assignment, bound: Bound, reading: AttentionReading | None) -> Iterator[Finding]:
     """A function of queries, keys and values where the document has a class: only its mask can be compared."""
-    code = bound.case.target.function.__code__
-    words = f"{form.title} has a class {form.built} with {form.called}; this is a function"
-    yield Finding("form-constructor", words, code.co_firstlineno)
+    function = bound.case.target.function
+    if not hasattr(function, "assumed"):  # it was written as a function, and not put together from a fragment
+        words = f"{form.title} has a class {form.built} with {form.called}; this is a function"
+        yield Finding("form-constructor", words, function.__code__.co_firstlineno)
     for argument in measured(bound, reading) if form.mask else ():
         if argument.meaning == "drop":
             here = argument.words().partition(", in shapes")[0]
@@ -442,17 +472,6 @@ def _outcome(work: Callable[[], Any]) -> Any:
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-7, atol=1e-9, equal_nan=True)
-
-
-def described(returned: Any, sizes: CallSizes | None = None) -> str:
-    """`a tensor (2 samples, 5 tokens, width 12)`, `a tuple of a tensor (2 samples, 5 tokens, width 12) and None`"""
-    if isinstance(returned, Tensor):
-        return f"a tensor {tuple(returned.shape) if sizes is None else sizes.named(returned.shape)}"
-    if isinstance(returned, Sequence) and not isinstance(returned, str):
-        return (
-            f"a {type(returned).__name__} of {' and '.join(described(part, sizes) for part in returned) or 'nothing'}"
-        )
-    return "None" if returned is None else f"a {type(returned).__name__}"
 
 
 def _example_error(form: Assignment, case: Case) -> Iterator[Finding]:

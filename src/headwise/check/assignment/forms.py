@@ -78,7 +78,8 @@ class Assignment:
     def is_wrapper(self, thing: Any) -> bool:
         """Whether it is the document's other class, the list of heads."""
         held = getattr(thing, self.wrapper, None) if self.wrapper else None
-        return isinstance(held, nn.ModuleList) and not hasattr(thing, self.layers[3])
+        listed = isinstance(held, nn.ModuleList | list | tuple) and all(isinstance(head, nn.Module) for head in held)
+        return listed and not hasattr(thing, self.layers[3])
 
     def values(self, sizes: CallSizes) -> dict[str, Any]:
         """An argument for every parameter of the constructor."""

@@ -22,9 +22,10 @@ FOREIGN = re.compile(r"\b(np|numpy|jnp|jax|tf|keras|mx|mlx|flax|haiku|hk|paddle|
 NATIVE = re.compile(r"\btorch\b|\bnn\.|\bF\.|\bTensor\b")
 UNFINISHED = re.compile(r"(?s:(?=.*quer)(?=.*key)(?=.*value))", re.IGNORECASE)  # it has no softmax yet
 OTHER = re.compile(
-    r"block|layer$|transformer|encoder|decoder|model|gpt|config|embedding|test|dataset|feed|norm|mlp|wrapper$|trainer",
+    r"block|layer$|transformer|encoder|decoder|model|gpt|config|embedding|test|dataset|feed|norm|mlp|wrapper$|trainer|(?-i:For[A-Z])",
     re.IGNORECASE,
 )
+FUSED = re.compile(r"flash|sdpa|xformers|fused|flex|paged", re.IGNORECASE)  # beside a plain class, the faster one
 LAYER = re.compile(r"\bnn\.(Linear|Parameter)\(")  # in the constructor of a class that has no forward yet
 
 
@@ -83,8 +84,9 @@ def _class_score(name: str, cls: type, text: str, body: str) -> int:
     heads = any(constructor_role(p.name) == "heads" for p in parameters_of(cls))
     score = 40 if NAME.search(name) else 0
     score += 25 if MULTI.search(name) else 0
-    score -= 30 if OTHER.search(name) and not re.search(r"(att(entio)?n|MHA)$", name, re.IGNORECASE) else 0
+    score -= 30 if OTHER.search(name) and not re.search(r"(att(entio)?n(_?layer)?|MHA)$", name, re.IGNORECASE) else 0
     score -= 2 if "cross" in name.lower() else 0  # self-attention in the same file comes first
+    score -= 6 if FUSED.search(name) else 0
     score += 15 if re.search(r"softmax|scaled_dot_product_attention|MultiheadAttention", body) else 0
     score += 20 if heads or re.search(r"n_?u?m?_?heads?\b", text) else 0
     score += 10 if WEIGHTS.search(body) else -25

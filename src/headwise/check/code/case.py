@@ -11,6 +11,7 @@ from typing import Any
 
 from headwise.check.code.loader import Loaded
 from headwise.check.coverage import Coverage
+from headwise.check.objects import METHODS
 from headwise.check.vocabulary import call_role
 
 STREAMS = {"query", "key", "value"}
@@ -28,6 +29,7 @@ class Case:
     progress: Callable[[str], None] = lambda _: None
     thorough: bool = True  # also measure speed and compile
     assignment: Any = None  # the `Assigned` form or `Reference` that it must also fit
+    text_only: bool = False  # nothing can be built here: it is another process that runs it
 
     @functools.cached_property
     def coverage(self) -> Coverage:
@@ -214,6 +216,12 @@ class Case:
             isinstance(n, ast.Name) and n.id == name for f in takes for line in f.body for n in ast.walk(line)
         )
 
+    def takes_what_it_ignores(self) -> bool:
+        """Whether the call takes any other keyword, as a part of a model does that many callers share."""
+        nodes = [n for n in ast.walk(self.tree) if isinstance(n, ast.ClassDef) and n.name == self.name]
+        calls = [f for n in nodes[-1:] for f in n.body if isinstance(f, ast.FunctionDef) and f.name in METHODS]
+        return any(f.args.kwarg is not None for f in calls)
+
     def alias_after(self, line: int | None) -> int | None:
         """The first line after this one, in the same function, that only gives a value another name."""
         for function in (n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)):
@@ -302,6 +310,11 @@ class Case:
         tests = [n for n in tests if ast.unparse(n.test) == f"{name} is None"]
         stored = [part for n in tests for part in n.body if isinstance(part, ast.Assign)]
         return any(ast.unparse(target) == name for part in stored for target in part.targets)
+
+    def is_causal_without(self, name: str) -> bool:
+        """Whether a call is causal just where this argument is None: `is_causal=mask is None`."""
+        words = (n for n in ast.walk(self.tree) if isinstance(n, ast.keyword) and n.arg == "is_causal")
+        return any(ast.unparse(n.value) == f"{name} is None" for n in words)
 
     def last_alias(self) -> int | None:
         """The last line that only gives a value another name, as `out = q`."""

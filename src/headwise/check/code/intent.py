@@ -36,6 +36,9 @@ OTHER_MASK = re.compile(r"\b(padding|pad|causal|ahead|key|source|target)[ -]mask
 # Where a description of a shape ends: an arrow, or the name of something else.
 NEXT = re.compile(r"->|→|=>|变为|\bbecomes\b|\breturns?\b|\s(?!shapes?|sizes?|mask)[a-z_]+\s*:\s", re.IGNORECASE)
 ARROW = re.compile(r"->|→|=>")
+REFUSED = re.compile(
+    r"\bnot (?:supported|allowed|accepted|possible)\b|\bunsupported\b|\bisn't supported\b", re.IGNORECASE
+)
 HEADS = re.compile(r"h|\w*heads?", re.IGNORECASE)
 BATCH = r"(?:batch\w*|bs|bsz|b|n)"
 DESCRIBED = r"\bshape\b\W{0,4}[(\[]\s*batch\w*\s*,\s*\w+\s*,\s*\w+\s*[)\]]"  # of an input, in a docstring
@@ -94,7 +97,7 @@ def stated_shapes(case: Case, name: str) -> list[Stated]:
         others = MASK
         first = ARROW.split(said)[0]
         text = first if re.search(others, first) else said  # what follows is the shape that it is given later
-        text = "" if _is_of_other(case, line, name) else text
+        text = "" if _is_of_other(case, line, name) or REFUSED.search(text) else text
         for part in _about(case, "" if _computes(text, name) or OTHER_MASK.search(text) else text, name, others):
             before = NEXT.split(re.sub(r"\s+", " ", part)[:120])[0]
             near = re.match(r"\w+.{0,40}?[(\[]", before) is not None

@@ -47,7 +47,7 @@ DEFINITIONS = (ast.Assign, ast.AnnAssign, ast.ClassDef, ast.FunctionDef, ast.Imp
 CHEAP_CALLS = {
     "device", "dict", "int", "float", "len", "max", "min", "namedtuple", "TypeVar", "getattr", "is_available",
     "list", "tuple", "Namespace", "SimpleNamespace", "NewType", "range", "sqrt", "set", "str", "bool",
-    "is_bf16_supported", "getLogger",
+    "is_bf16_supported", "getLogger", "get_logger",
 }  # fmt: skip
 
 
@@ -74,6 +74,9 @@ class Loaded:
     def define_late(self, name: str) -> bool:
         """Define a name by the statement that was skipped at first, here or in a sibling; False where that fails."""
         statement = self.skipped.pop(name, None)
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            self._import(statement)
+            return name in self.namespace
         if statement is not None:
             self._define(_read_at_once(statement))
             self._execute(statement)
@@ -179,10 +182,15 @@ class Loaded:
                     self.skipped.pop(node.name, None)
                     self._execute(node)
             return
+        if isinstance(statement, ast.If) and "TYPE_CHECKING" not in ast.dump(statement.test):
+            imports = [n for n in inside if isinstance(n, ast.Import | ast.ImportFrom)]
+            self.skipped.update({name: n for n in imports for name in _imported(n)})  # of a branch that does not run
         before, active = len(self.problems), self.finder.active
         self.finder.active = active and not isinstance(statement, ast.Try)  # `try: import x` must see that x is missing
         self._execute(statement)
         self.finder.active = active
+        for name in set(self.skipped) & _imported(statement) & set(self.namespace):
+            del self.skipped[name]
         if len(self.problems) > before:  # every alternative failed
             for name in _imported(statement) - set(self.namespace):
                 self.namespace[name] = Stub(name)

@@ -9,6 +9,7 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -162,7 +163,9 @@ def search_folders(path: Path) -> Iterator[Path]:
     above = path.parents[:LEVELS]
     root = next((i for i, folder in enumerate(above) if any((folder / mark).exists() for mark in MARKERS)), None)
     package = next((i for i, folder in enumerate(above) if not (folder / "__init__.py").is_file()), 0)
-    most = max(LEVELS_WITHOUT_ROOT, package + 1) if root is None else root + 1
+    named = [i for i, folder in enumerate(above) if folder.name in _imported_by(path)]  # `from src.layers import …`
+    outermost = max(package, *(i + 1 for i in named), LEVELS_WITHOUT_ROOT - 1)
+    most = outermost + 1 if root is None else root + 1
     outside = {Path.home(), Path(tempfile.gettempdir()).resolve(), Path("/"), Path("/tmp"), Path("/home")}  # noqa: S108
     for folder in above[:most]:
         if folder in outside and folder != path.parent:
@@ -172,9 +175,15 @@ def search_folders(path: Path) -> Iterator[Path]:
             yield folder / "src"
 
 
+def _imported_by(path: Path) -> set[str]:
+    """The first parts of the names that a file imports, as far as its text shows."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return set(re.findall(r"^\s*(?:from|import)\s+(\w+)", text, re.MULTILINE))
+
+
 def _holds_code(folder: Path) -> bool:
     """Whether a folder holds Python files, rather than data."""
-    return any(folder.glob("*.py")) or any(folder.glob("*/*.py"))
+    return any(any(folder.glob(pattern)) for pattern in ("*.py", "*/*.py", "*/*/*.py"))
 
 
 def _is_installed(name: str) -> bool:

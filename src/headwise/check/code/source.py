@@ -137,7 +137,7 @@ class SourceText:
         if self.problem:
             return replace(unknown, subject=str(self.path), doubts=[self.problem])
         if self.error is not None:
-            finding = Finding("syntax", str(self.error.msg), self.error.lineno, self.line(self.error.lineno))
+            finding = Finding("syntax", _said(self.error), self.error.lineno, self.line(self.error.lineno))
             self.locate(finding)
             return replace(unknown, verdict="wrong", findings=[finding])
         begun = ATTENDS.search(self.text) if self.defines() else FRAGMENT.search(self.text)
@@ -148,6 +148,12 @@ class SourceText:
         if (name is None or name in self.defines()) and not self.uses_torch() and (foreign or not fragment):
             return replace(unknown, doubts=["nothing in this file uses PyTorch, and only PyTorch can be judged"])
         return None
+
+
+def _said(error: SyntaxError) -> str:
+    """What Python says, and what to do where it says only what is there."""
+    cure = "; remove the spaces at the start of this line and of those that follow it"
+    return f"{error.msg}{cure if error.msg == 'unexpected indent' else ''}"
 
 
 def projects(text: str) -> bool:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Collection
 
 import torch
 
-from headwise.check.explain.axes import elementwise, linear_layer, product, view_sizes
+from headwise.check.explain.axes import elementwise, linear_layer, product, unsplit, view_sizes
 from headwise.check.explain.kinds import (
     bare_super,
     condition,
     dropped_result,
     float_size,
+    lost_turns,
+    mask_of_numbers,
     missing_attribute,
     not_callable,
     number_for_tensor,
@@ -25,7 +27,13 @@ from headwise.check.explain.kinds import (
     trailing_comma,
     uncalled,
 )
-from headwise.check.explain.parts import cut_parts, einsum_letters, list_for_tensor, own_arguments
+from headwise.check.explain.parts import (
+    cut_parts,
+    einsum_letters,
+    list_for_tensor,
+    own_arguments,
+    swapped_arguments,
+)
 from headwise.check.explain.scene import Scene, nearest
 from headwise.check.explain.shapes import shapes
 from headwise.check.mistakes import Finding
@@ -35,9 +43,9 @@ from headwise.check.trace import Trace
 __all__ = ["condition", "explained", "nearest", "shapes_met"]
 
 READERS: tuple[Callable[[Scene], Finding | None], ...] = (
-    trailing_comma, dropped_result, returns_nothing, bare_super, tensor_as_condition, number_for_tensor, uncalled,
-    not_callable, float_size, cut_parts, own_arguments, list_for_tensor, einsum_letters, linear_layer, view_sizes,
-    elementwise, product, missing_attribute,
+    trailing_comma, dropped_result, lost_turns, returns_nothing, bare_super, tensor_as_condition, number_for_tensor,
+    uncalled, not_callable, float_size, cut_parts, own_arguments, list_for_tensor, einsum_letters, linear_layer,
+    view_sizes, elementwise, product, unsplit, mask_of_numbers, missing_attribute, swapped_arguments,
 )  # fmt: skip
 
 

@@ -10,8 +10,11 @@ from torch import Tensor, nn
 
 from headwise.check.explain.scene import Scene
 from headwise.check.mistakes import Finding
+from headwise.check.sizes import value_for
+from headwise.check.vocabulary import constructor_role
 
 NUMBER_OF = {"heads": "number of heads", "tokens": "number of tokens", "samples": "number of samples"}
+SIZED = ("width", "out_width", "heads", "head_width", "batch")  # roles of names that tell the size
 PRODUCT_CALLS = {"matmul", "bmm", "mm"}
 
 
@@ -30,7 +33,7 @@ def linear_layer(scene: Scene) -> Finding | None:
     if attended and x.dim() == 4 and layer.in_features == s.H * x.shape[-1]:
         return Finding("out-proj-per-head", f"{words}; the heads are not concatenated yet", scene.line)
     if s.H > 1 and x.dim() == 3 and x.shape[1] in (s.H * s.T, s.H * s.S) and x.shape[-1] != layer.in_features:
-        return Finding("joined-along-tokens", f"{words} for {s.T} tokens and {s.H} heads", scene.blamed or scene.line)
+        return Finding("joined-axis", f"{words} for {s.T} tokens and {s.H} heads", scene.blamed or scene.line)
     made = scene.assigned(name)
     call = made.value if made is not None and isinstance(made.value, ast.Call) else None
     if not attended and layer.out_features == x.shape[-1] != layer.in_features and made is not None:
@@ -105,10 +108,27 @@ def view_sizes(scene: Scene) -> Finding | None:
                 given = node.args[0].elts if node.args and isinstance(node.args[0], ast.Tuple) else node.args
                 if (fixed := _written_size(scene, given, x)) is not None:
                     return fixed
+                if outside := _from_outside(scene, given):
+                    words = f"{outside}; {ast.unparse(node.func.value)} is {scene.sizes.named(x.shape)}"
+                    return Finding("reads-globals", words, scene.line)
                 asked, named = [int(size) for size in match[1].split(",")], scene.sizes.named
                 said = f"{ast.unparse(node.func.value)} is {named(x.shape)}, and the view asks for {named(asked)}"
                 return Finding("view-sizes", said, _narrow_layer(scene, x, asked) or scene.blamed or scene.line)
     return None
+
+
+def _from_outside(scene: Scene, sizes: Iterable[ast.expr]) -> str:
+    """The variables of the module among the sizes of a view, where one of them is none of the sizes of this call."""
+    names = [n.id for size in sizes for n in ast.walk(size) if isinstance(n, ast.Name)]
+    space, own = scene.frame.f_globals, scene.frame.f_locals
+    found = (
+        {n: space[n] for n in names if n not in own and type(space.get(n)) is int} if scene.owner is not None else {}
+    )
+    right = {n: value_for(role, scene.sizes) for n in found if (role := constructor_role(n)) in SIZED}
+    if all(value == right.get(n) if n in right else scene.sizes.axis(value) for n, value in found.items()):
+        return ""
+    *others, last = [f"{n} = {value}" for n, value in found.items()]
+    return f"{', '.join(others)} and {last} are set outside the class" if others else f"{last} is set outside the class"
 
 
 def _narrow_layer(scene: Scene, x: Tensor, asked: list[int]) -> int | None:
@@ -183,6 +203,29 @@ def _unsplit(scene: Scene, *factors: tuple[ast.expr, Tensor]) -> int | None:
     name = next(_base(node) for node, tensor in factors if tensor.dim() == 3)
     made = scene.made(name) if isinstance(name, ast.Name) else None
     return None if made is None else made.lineno
+
+
+def unsplit(scene: Scene) -> Finding | None:
+    """A factor without an axis of heads, turned as if it had one, beside one that has it."""
+    if not isinstance(scene.error, IndexError) or "Dimension out of range" not in scene.words:
+        return None
+    for factors in _factors(scene.parts()):
+        held = {node: x for node in map(_base, factors) if isinstance(x := scene.value(node), Tensor)}
+        flat = next((node for node, x in held.items() if x.dim() == 3), None)
+        if flat is not None and sorted(x.dim() for x in held.values()) == [3, 4]:
+            met = ", ".join(f"{ast.unparse(node)} is {scene.sizes.named(x.shape)}" for node, x in held.items())
+            late = _assigned_alike(scene, held[flat])
+            names = " and ".join(late) or ast.unparse(flat)
+            words = f"{met}; {names} {'are' if len(late) > 1 else 'is'} not split into heads"
+            return Finding("product-axes", words, min(late.values(), default=scene.line))
+    return None
+
+
+def _assigned_alike(scene: Scene, like: Tensor) -> dict[str, int]:
+    """The variables of the function with this shape, other than arguments, and where each was assigned."""
+    held = {n: x for n, x in scene.frame.f_locals.items() if isinstance(x, Tensor) and x.shape == like.shape}
+    made = {n: scene.assigned(n) for n in held if not scene.is_argument(ast.Name(n, ast.Load()))}
+    return {n: statement.lineno for n, statement in made.items() if statement is not None}
 
 
 def _scores_by_number(scene: Scene, weights: Tensor) -> Finding | None:

@@ -7,10 +7,13 @@ import re
 import torch
 from torch import Tensor, nn
 
+from headwise.check.configuration import is_made_by_us
 from headwise.check.explain.scene import Scene, names_of, nearest
 from headwise.check.mistakes import Finding
 
 NUMBER_FOR_TENSOR = re.compile(r"(\w+)\(\): argument '\w+' \(position 1\) must be Tensor, not (int|float)\b")
+NOT_BOOLEAN = re.compile(r"only supports boolean masks|expected condition to be a boolean")
+TURNS = ("transpose", "permute", "swapaxes", "movedim", "view", "reshape", "unflatten", "flatten", "t")
 NO_ATTRIBUTE = re.compile(r"(?:object|module '[\w.]+') has no attribute '(\w+)'")
 
 
@@ -42,6 +45,26 @@ def dropped_result(scene: Scene) -> Finding | None:
                 words = f"{ast.unparse(call)} leaves {owner.id} as it is"
                 return Finding("result-dropped", words, node.lineno)
     return None
+
+
+def lost_turns(scene: Scene) -> Finding | None:
+    """Axes that do not fit, after calls that should have turned them and whose results are thrown away."""
+    if not isinstance(scene.error, RuntimeError | IndexError):
+        return None
+    lost = [n for n in scene.expressions() if is_turn(n.value) and isinstance(scene.value(n.value), Tensor)]
+    return thrown_away(lost) if lost else None
+
+
+def is_turn(node: ast.AST) -> bool:
+    """Whether it is a call such as `x.transpose(1, 2)`, which leaves x as it is."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TURNS
+
+
+def thrown_away(lost: list[ast.Expr]) -> Finding:
+    """Calls whose results nothing uses."""
+    calls = " and ".join(ast.unparse(n.value) for n in lost)
+    words = f"{calls} {'leave' if len(lost) > 1 else 'leaves'} the tensor as it is"
+    return Finding("result-dropped", words, lost[0].lineno)
 
 
 def not_callable(scene: Scene) -> Finding | None:
@@ -94,6 +117,8 @@ def missing_attribute(scene: Scene) -> Finding | None:
             thing = scene.value(node.value)
             if hasattr(thing, node.attr):
                 continue  # another object in this statement lacks it
+            if is_made_by_us(thing):
+                return None  # the key is missing in what we know
             if thing is None or (callable(thing) and not isinstance(thing, nn.Module)):
                 return None
             if isinstance(thing, int | float | str | tuple | list | dict) and scene.is_argument(node.value):
@@ -162,6 +187,18 @@ def bare_super(scene: Scene) -> Finding | None:
 def condition(error: BaseException) -> str:
     """What is wrong with a tensor as a condition; empty for another error."""
     return "it has more than one number" if "Boolean value of Tensor" in str(error) else ""
+
+
+def mask_of_numbers(scene: Scene) -> Finding | None:
+    """Numbers where a function takes a mask of booleans only, unless they came as an argument."""
+    if not isinstance(scene.error, RuntimeError) or NOT_BOOLEAN.search(scene.words) is None:
+        return None
+    calls = [n for n in scene.parts() if isinstance(n, ast.Call)]
+    for node in (a for call in calls for a in (*call.args, *(k.value for k in call.keywords))):
+        value = scene.value(node)
+        if isinstance(value, Tensor) and value.dim() > 1 and value.dtype != torch.bool and not scene.is_argument(node):
+            return Finding("mask-of-numbers", f"{ast.unparse(node)} holds numbers", scene.line)
+    return None
 
 
 def tensor_as_condition(scene: Scene) -> Finding | None:

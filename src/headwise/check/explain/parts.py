@@ -14,6 +14,7 @@ from headwise.check.trace import PRODUCTS
 CUTS = ("split", "chunk", "unbind", "tensor_split")
 OPERAND = re.compile(r"the number of subscripts in the equation \((\d+)\) does not match .*operand (\d+)")
 ARGUMENTS = re.compile(r"(?:\w+\.)*(\w+)\(\) (?:missing|takes) ")
+LACKS = re.compile(r"missing \d+ required positional arguments?: ['\"]?(\w+)")
 OURS = ("forward", "__init__", "__call__")
 
 
@@ -59,9 +60,27 @@ def own_arguments(scene: Scene) -> Finding | None:
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == (match or "")[1]:
             function = scene.value(node.func)
             given = ", ".join(ast.unparse(a) for a in (*node.args, *(k.value for k in node.keywords)))
+            lacks = LACKS.search(scene.words)
+            if lacks is not None and callable(function) and getattr(function, "__code__", None) is None:  # of torch
+                return Finding("wrong-arguments", f"{ast.unparse(node)} gives no {lacks[1]}", scene.line)
             if callable(function) and getattr(function, "__code__", None) is not None:
                 takes = str(inspect.signature(function))
                 return Finding("wrong-arguments", f"it takes {takes} and is given ({given})", scene.line)
+    return None
+
+
+def swapped_arguments(scene: Scene) -> Finding | None:
+    """Arguments in each other's places, told by names that the parameters have as well."""
+    for node in (n for n in scene.parts() if isinstance(n, ast.Call)):
+        function = scene.value(node.func)
+        try:
+            taken = inspect.signature(function).bind(*map(ast.unparse, node.args)).arguments
+        except (TypeError, ValueError):  # nothing that can be called, or with a signature of its own
+            continue
+        crossed = {name: given for name, given in taken.items() if given in taken and given != name}
+        if len(crossed) > 1:
+            words = " and ".join(f"{name} is given {given}" for name, given in crossed.items())
+            return Finding("wrong-arguments", words, node.lineno)
     return None
 
 

@@ -18,8 +18,9 @@ from headwise.check.faults.mask_meaning import (
     measured,
 )
 from headwise.check.faults.questions import lines_run, triangle_line
+from headwise.check.faults.scores import leak_words
 from headwise.check.faults.stages import stage_findings
-from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.mistakes import Finding, Found, Note, error_words
 from headwise.check.objects import FunctionWithWeights, signature
 from headwise.check.reading import AttentionReading, pattern, read
 from headwise.check.trace import error_line, is_deliberate
@@ -40,11 +41,23 @@ def constructor_switch(bound: Bound, reading: AttentionReading | None) -> Found:
         p = parameters.get(name)
         if p is not None and (is_boolean(p) or p.default is p.empty):
             with contextlib.suppress(Exception):  # it was not made to be switched, or the switch needs more arguments
-                other = _called_causally(bound, bound.rebuilt(**{name: True}))
+                thing = bound.rebuilt(**{name: True})
+                try:
+                    other = _called_causally(bound, thing)
+                except Exception as error:
+                    yield from _of_longest_only(bound, thing, name, error)
+                    return
                 yield from _switched(other, name)
                 yield from _masked_beside(bound, reading, other, name)
                 yield from _still_causal(bound.called(thing=bound.rebuilt(**{name: False})), name)
             return
+
+
+def _of_longest_only(bound: Bound, thing: object, name: str, error: Exception) -> Iterator[Finding]:
+    """A causal mask that fits inputs of the greatest length only; nothing where those fail as well."""
+    bound.of_length(bound.sizes.context, thing=thing)
+    words = f"with {name}=True, {bound.sizes.T} tokens raise {error_words(error)}; {bound.sizes.context} tokens work"
+    yield Finding("buffer-not-sliced", words, error_line(error, bound.case.filename))
 
 
 def _still_causal(off: Bound, name: str) -> Iterator[Finding]:
@@ -52,6 +65,7 @@ def _still_causal(off: Bound, name: str) -> Iterator[Finding]:
     seen = read(off)
     if seen is not None and seen.pattern == "causal" and "causal" in name:
         line = seen.core.mask_line() or triangle_line(off.case, seen) or seen.core.softmax_line
+        line = off.case.condition_around(line, name) or line
         yield Finding("option-ignored", f"it is causal with {name}=False as well", line)
 
 
@@ -167,6 +181,6 @@ def _switched(other: Bound, name: str) -> Found:
     if seen.scores.after == "masked":
         yield Finding("mask-after-softmax", words, line)
     elif seen.scores.leaks:
-        yield Finding("mask-leaks", f"{words}: future scores are set to a number near zero", line)
+        yield Finding("mask-leaks", f"{words}: {leak_words(seen.scores)}", line)
     elif mistake is not None and (mistake != "causal-ignored" or "causal" in name):  # `mask=True` may mean another mask
         yield Finding(mistake, words, line)

@@ -23,6 +23,7 @@ from headwise.check.code.stubs import StubBase, StubLayer
 from headwise.check.environment import Repaired
 from headwise.check.explain import nearest
 from headwise.check.mistakes import Finding, Found, settled
+from headwise.check.objects import described
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report
 from headwise.check.trace import PRODUCTS, SWAPS, VIEWS
@@ -147,6 +148,7 @@ def _undefined_names(tree: ast.Module, case: Case) -> Iterator[Finding]:
         return
     bound = set(dir(builtins)) | set(bound_names(tree)) | {"__file__", "__name__", "__class__"}
     bound |= set() if case.loaded is None else set(case.loaded.missing_imports)  # reported as missing imports
+    bound |= {"self"} & set(case.namespace)  # of a fragment, which is given an object
     missing = {name: line for name, line in globals_read(case.target).items() if name not in bound}
     if missing:
         yield Finding("undefined-name", _named(missing, case), min(missing.values()))
@@ -314,7 +316,8 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
         elif (turned := _misshaped(bound)) is not None:
             findings.append(turned)
         else:
-            report.doubts.append("what it returns does not have the shape (batch, tokens, width)")
+            returned = described(bound.returned, bound.sizes)
+            report.doubts.append(f"it returns {returned}, where (batch, tokens, width) is expected")
     if own is None:
         known = {f.name for f in findings}
         findings += [f for f in text_findings(case) if f.name not in known]
@@ -350,7 +353,7 @@ def _excuse(failure: Failure, case: Case) -> str:
 
 def _misshaped(bound: Bound) -> Finding | None:
     """Why what it returns is not an output."""
-    return _uncalled(bound) or _joined_along_tokens(bound) or _heads_in_batch(bound) or _turned_output(bound)
+    return _uncalled(bound) or _joined_elsewhere(bound) or _heads_in_batch(bound) or _turned_output(bound)
 
 
 def _heads_in_batch(bound: Bound) -> Finding | None:
@@ -378,22 +381,25 @@ def _uncalled(bound: Bound) -> Finding | None:
     return Finding("not-called", f"self.{name} is returned, not its result", line)
 
 
-def _joined_along_tokens(bound: Bound) -> Finding | None:
-    """An output with as many rows as heads times tokens."""
-    B, T = bound.inputs.query.shape[:2]
+def _joined_elsewhere(bound: Bound) -> Finding | None:
+    """An output in which the heads are more tokens, more samples or an axis of their own."""
+    (B, T), H, nodes = bound.inputs.query.shape[:2], bound.sizes.H, bound.trace.nodes
     out = next(iter(leaves(bound.returned)), None)
-    if (
-        bound.form.layout != PLAIN
-        or out is None
-        or out.dim() != 3
-        or out.shape[0] != B
-        or out.shape[1] != bound.sizes.H * T
-    ):
+    if bound.form.layout != PLAIN or out is None or out.dim() not in (3, 4):
         return None
-    nodes = bound.trace.nodes
-    made = [n for n in nodes if n.value.shape[:2] == out.shape[:2] and n.line is not None]
-    words = f"the output has {out.shape[1]} rows for {T} tokens and {bound.sizes.H} heads"
-    return Finding("joined-along-tokens", words, made[0].line if made else bound.case.return_line())
+    source = bound.trace.source(out)
+    joined = None if source is None else nodes[source]
+    if out.dim() == 3 and out.shape[:2] == (B, H * T):
+        made = [n for n in nodes if n.value.shape[:2] == out.shape[:2] and n.line is not None]
+        words = f"the output has {out.shape[1]} rows for {T} tokens and {H} heads"
+        return Finding("joined-axis", words, made[0].line if made else bound.case.return_line())
+    if joined is not None and joined.op == "cat" and out.dim() == 3 and out.shape[:2] == (B * H, T):
+        words = f"they are joined along the batch, which makes {B * H} samples of {B}"
+        return Finding("joined-axis", words, joined.line)
+    if joined is not None and joined.op == "stack" and out.dim() == 4 and {B, T, H} <= {*out.shape}:
+        words = f"they are stacked on a new axis, and the output is {bound.sizes.named(out.shape)}"
+        return Finding("joined-axis", words, joined.line)
+    return None
 
 
 def _is_turned(value: Tensor, output: Tensor) -> bool:

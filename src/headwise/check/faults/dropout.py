@@ -32,7 +32,10 @@ def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     dropping = with_dropout(bound)
     if dropping is None:
-        yield Note("good", "it has no dropout")
+        if bound.repaired.super_missing:  # its layers cannot be made once more
+            yield Note("untried", "dropout")
+        else:
+            yield Note("good", "it has no dropout")
         return
     if bound.repeats(dropping) is False:
         line = line or _line(bound, dropping)
@@ -188,9 +191,11 @@ def with_dropout(bound: Bound) -> Any:
     names = bound.built.names_with_role("dropout")
     with contextlib.suppress(Exception):
         thing = bound.rebuilt(**dict.fromkeys(names, 0.5)) if names else copy.deepcopy(bound.thing)
-        layers = [m for m in modules(thing) if isinstance(m, nn.Dropout)]
-        for layer in layers if not names else ():
-            layer.p = 0.5
+        rates = {nn.Dropout: "p", nn.MultiheadAttention: "dropout"}
+        layers = [(m, rate) for m in modules(thing) for kind, rate in rates.items() if isinstance(m, kind)]
+        layers = [(m, rate) for m, rate in layers if rate == "p" or getattr(m, rate) > 0]
+        for layer, rate in layers if not names else ():
+            setattr(layer, rate, 0.5)
         return thing if names or layers else None
     return None
 

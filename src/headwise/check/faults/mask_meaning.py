@@ -122,6 +122,12 @@ def _unknown_arguments(bound: Bound) -> list[str]:
     return [name for name in given if call_role(name) is None and name not in bound.form.masks] + unknown
 
 
+def replaces_causal(bound: Bound, name: str) -> bool:
+    """Whether the code says that this mask takes the place of a causal one, which is there where no mask is given."""
+    alone = not bound.form.cross and bound.case.is_causal_without(name)
+    return alone or bound.case.replaces_missing(name)
+
+
 def is_boolean(p: inspect.Parameter) -> bool:
     """Whether an argument is a flag."""
     return isinstance(p.default, bool) or re.search(r"\bbool\b", str(p.annotation)) is not None
@@ -399,20 +405,19 @@ class MaskTrial:
         """What is visible without this mask, and the weights; a mask that replaces a causal one starts from all."""
         scores, core = self.reading.scores, self.reading.core
         assert scores is not None  # noqa: S101 - as in `_meaning`
-        if not self.bound.case.replaces_missing(self.name):
+        if not replaces_causal(self.bound, self.name):
             return scores.visible, core.weights
         bias = 0.0 if scores.bias is None else scores.bias
         return torch.ones_like(scores.visible), (scores.factor * core.query @ core.key.mT + bias).softmax(-1)
 
     def _factor(self, core: Core, mask: Tensor) -> float | None:
         """The factor with which the mask was added to the logits, up to a constant for each row; None for no such."""
-        change = core.weights.clamp_min(1e-300).log() - self._usual()[1].clamp_min(1e-300).log()
-        change = change - change.mean(-1, keepdim=True)
+        visible, usual = self._usual()
+        change = _centered(core.weights.clamp_min(1e-300).log() - usual.clamp_min(1e-300).log(), visible)
         by_head = [mask.double().reshape(change.shape)] if mask.numel() == change.numel() else []  # (B·H, T, S)
         for shaped in (mask.double(), mask.double().unsqueeze(1), *by_head):
             with contextlib.suppress(RuntimeError):
-                wide = shaped.expand(change.shape)
-                wide = wide - wide.mean(-1, keepdim=True)
+                wide = _centered(shaped.expand(change.shape), visible)
                 factor = float((change * wide).sum() / (wide * wide).sum().clamp_min(1e-300))
                 if abs(factor) > 1e-9 and same(change, factor * wide, 1e-6):
                     return factor
@@ -493,3 +498,10 @@ def _of_another_sample(seen: Tensor, meant: Tensor, base: Tensor) -> str:
         if bool((got[:, None] == wanted[:, 0].flatten(1)[None]).all(-1).any(-1).all()):
             return "wrong sample"
     return "other"
+
+
+def _centered(table: Tensor, visible: Tensor) -> Tensor:
+    """A table without the mean of the visible keys in each row, and zero for the keys that are hidden."""
+    inside = visible.expand(table.shape)
+    mean = table.where(inside, 0.0).sum(-1, keepdim=True) / inside.sum(-1, keepdim=True).clamp_min(1)
+    return (table - mean).where(inside, 0.0)

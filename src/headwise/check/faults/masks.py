@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from headwise.check.arguments import plain
+from headwise.check.arguments import call_role, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, make_inputs
 from headwise.check.code.intent import (
@@ -27,6 +27,7 @@ from headwise.check.faults.mask_meaning import (
     agree,
     is_causal_switch,
     measured,
+    replaces_causal,
     shaped_masks,
 )
 from headwise.check.faults.mask_promises import against_words, inverting_line, of_integers, without_own_branch
@@ -161,6 +162,13 @@ def _of_queries(argument: MaskArgument, bound: Bound) -> bool:
     return MEMORY_MASK.match(plain(argument.name)) is None and any(MEMORY_MASK.match(name) for name in others)
 
 
+def _of_refused_memory(argument: MaskArgument, bound: Bound) -> bool:
+    """Whether it is named for a memory that the class takes, and that it refused as it was built."""
+    memory = any(call_role(p.name) == "memory" for p in signature(bound.thing)) and not bound.form.cross
+    refused = any(f.deliberate and f.called is not None and argument.name in f.called for f in bound.failures)
+    return memory and refused and MEMORY_MASK.match(plain(argument.name)) is not None
+
+
 def _acts_beside(argument: MaskArgument, bound: Bound) -> bool:
     """Whether it has an effect where another mask, which hides nothing, is passed as well."""
     ones = torch.ones(bound.inputs.query.shape[:2], dtype=torch.bool)
@@ -212,7 +220,7 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
     needed = bound.form.fixed.get(argument.name) is not None  # what it takes is known, and is none of these
     if not meanings or (meanings == {"other"} and _usual_shapes_raise(argument)):
         added = reading.core.weights.shape[-1] > bound.inputs.key.shape[1]  # it may stand for the input's tokens alone
-        yield from _crash(argument) if not needed and not added else ()
+        yield from _crash(argument) if not (needed or added or _takes_object(argument, bound)) else ()
     elif tried is not None and tried.meaning == "leaks" and meanings <= {"leaks", "none", "other"}:
         words = f"argument {argument.name}, shape {tried.shape}"
         seen = read(bound.called({argument.name: tried.mask.clone()}))
@@ -228,6 +236,8 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
         yield Finding("mask-nan", words, filled or tried.line or reading.core.softmax_line)
     elif meanings == {"none"} and "mask" in plain(argument.name) and "head" not in plain(argument.name):
         if _of_queries(argument, bound) or _acts_beside(argument, bound) or stand_ins_used(bound.case.target):
+            return
+        if _of_refused_memory(argument, bound):
             return
         words = f"argument {argument.name}: no mask that it accepts changes any weight"
         if _acts_in_a_new_object(argument, bound):
@@ -395,6 +405,7 @@ def _with_causal(bound: Bound, reading: AttentionReading, argument: MaskArgument
 def masks_elsewhere(bound: Bound, reading: AttentionReading | None) -> Found:
     """A mask must mean the same for inputs of other lengths, and where there are more keys than queries."""
     known = [a for a in measured(bound, reading) if a.meaning in ("keep", "drop")]
+    known = [a for a in known if not replaces_causal(bound, a.name)]
     if reading is None or reading.pattern not in ("full", "causal") or bound.form.fixed or bound.length_fitted:
         return
     context = bound.sizes.context
@@ -463,6 +474,15 @@ def _usual_shapes_raise(argument: MaskArgument) -> bool:
     """Whether every mask that broadcasts to a table of queries × keys raises, at one line."""
     usual = [t for t in argument.tried if t.shape in ("(B,1,T,S)", "(B,1,1,S)", "(T,S)", "(B,T,S)", "(B,S)")]
     return bool(usual) and all(t.error is not None for t in usual) and len({t.line for t in usual}) == 1
+
+
+def _takes_object(argument: MaskArgument, bound: Bound) -> bool:
+    """Whether the code reads the mask from an attribute of the argument, as in `attn_mask.mask`."""
+    for tried in (t for t in argument.tried if isinstance(t.error, AttributeError)):
+        match = re.search(r"'Tensor' object has no attribute '(\w+)'", str(tried.error))
+        if match and re.search(rf"mask\w*\.{match[1]}\b(?!\()", bound.case.text(tried.line)):
+            return True
+    return False
 
 
 def _crash(argument: MaskArgument) -> Iterator[Finding]:

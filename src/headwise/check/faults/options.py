@@ -217,12 +217,15 @@ def _is_full_without(other: Bound, p: inspect.Parameter) -> bool:
     return seen is not None and seen.pattern == "full" and not wrong
 
 
-def _asked_for_weights(bound: Bound, other: Bound, p: inspect.Parameter) -> Iterator[Finding]:
+def _asked_for_weights(bound: Bound, other: Bound, p: inspect.Parameter) -> Found:
     """A flag that asks for weights must add something to what is returned."""
     counts = [len(leaves(b.returned)) for b in (bound, other)]
     without, asked = reversed(counts) if p.default is True else counts
     always = asked == without > 1 and not bound.case.never_reads(p.name)  # as where it asks for those of every head
     if asked <= without and not always and ASKS.search(plain(p.name)) and "average" not in plain(p.name):
+        if asked == without > 1 and bound.case.takes_what_it_ignores():
+            yield Note("untried", f"{p.name}, which no line reads: weights are returned in any case")
+            return
         line = bound.case.dead_branch() or bound.case.line_with(rf"\bif\b.*\b{p.name}\b")
         line = line or bound.case.return_line()
         yield Finding("option-ignored", f"{p.name}: {asked} tensors are returned with it, {without} without", line)

@@ -31,6 +31,8 @@ OUTPUT_LAYER = re.compile(
 )
 # The sizes that the self-attention of BERT and its descendants keeps; their output projection is in another class.
 BERT_SIZES = ("num_attention_heads", "attention_head_size", "all_head_size")
+CALLED_A_LIST = re.compile(r"wrapper|naive|\blist\b|Heads?InA|stack|side by side", re.IGNORECASE)
+IN_A_LIST = re.compile(r"(\w+\.\d+)\.(?!weight$|bias$)[\w.]+")  # a parameter of a module in a list, not of a layer
 OUTPUT_CLASS = re.compile(r"\w*(Self|Attention|Attn)\w*Output\b")
 
 
@@ -55,10 +57,20 @@ def head_merge(bound: Bound, reading: AttentionReading) -> Found:
     elif _is_per_head(reading):
         words = "every slice of the output depends on one head only"
         yield Finding("out-proj-per-head", words, core.output_line())
+    elif _is_chained(reading):
+        words = "head 1 is given what head 0 returns, not the input"
+        yield Finding("heads-chained", words, core.writing_line() or core.output_line())
     elif lost := _lost_numbers(reading):
         yield Finding("heads-overwritten", lost, core.writing_line() or core.merge_line())
     else:
         yield Note("good", "head merge")
+
+
+def _is_chained(reading: AttentionReading) -> bool:
+    """Whether the attention of one head follows from that of another."""
+    softmax, trace = reading.core.nodes.softmax, reading.core.trace
+    own = len(softmax) == reading.core.heads.shape[1] > 1
+    return own and softmax[1].index in trace.reaches(softmax[0].index)
 
 
 def _lost_numbers(reading: AttentionReading) -> str:
@@ -199,14 +211,30 @@ def output_projection(bound: Bound, reading: AttentionReading) -> Found:
             return
         yield Finding("too-wide", f"{H} heads of {E} give {width} where {E} was asked for", line)
     separate = not any(leaf.shape[:-1] == bound.inputs.query.shape[:-1] for leaf in leaves(bound.returned))
+    thrown = next((found for name in tensors(bound.thing) if (found := _thrown_away(bound, name))), None)
+    words = _idle_projection(bound) if thrown is None else f"the result of {thrown[0]} is not assigned; "
     where = _projecting_class(bound)
-    if where is not None and not separate:
+    if not words and not separate and is_list_of_heads(reading) and _is_called_a_list(bound):
+        yield Note("variant", "a list of heads side by side, without an output projection")
+    elif where is not None and not separate:
         yield Note("variant", f"the output projection is in {where}")
     else:
         how = "one by one, (B, H, T, D)" if separate and bound.form.layout == PLAIN else "side by side"
-        thrown = next((found for name in tensors(bound.thing) if (found := _thrown_away(bound, name))), None)
-        words = _idle_projection(bound) if thrown is None else f"the result of {thrown[0]} is not assigned; "
         yield Finding("no-out-proj", f"{words}the heads are returned {how}", line if thrown is None else thrown[1])
+
+
+def is_list_of_heads(reading: AttentionReading) -> bool:
+    """Whether every head is a module of its own, with all its layers, which leaves out the projection on purpose."""
+    parts = reading.projections
+    found = {role: [IN_A_LIST.fullmatch(name) for name in part.role.names] for role, part in parts.items()}
+    heads = [{match[1] for match in matches if match} for matches in found.values() if all(matches)]
+    return len(heads) == 3 and heads[0] == heads[1] == heads[2] and len(heads[0]) == reading.core.heads.shape[1] > 1
+
+
+def _is_called_a_list(bound: Bound) -> bool:
+    """Whether the name or the text of a class says that it only puts heads side by side."""
+    text = f"{getattr(bound.case.target, '__name__', '')} {getattr(bound.case.target, '__doc__', '') or ''}"
+    return CALLED_A_LIST.search(text) is not None
 
 
 def _thrown_away(bound: Bound, name: str) -> tuple[str, int] | None:
@@ -223,8 +251,8 @@ def _idle_projection(bound: Bound) -> str:
     linear = [(name, m) for name, m in layers if isinstance(m, nn.Linear) and m.out_features == bound.sizes.out]
     idle = next((name for name, m in linear if not bound.trace.reads(m.weight)), None)
     line = None if idle is None else bound.case.line_of_attribute(idle)
-    made = f"made in line {line}" if line is not None else "made"
-    return "" if idle is None else f"self.{idle} is {made} and never called; "
+    made = f"which is made in line {line}" if line is not None else "which is made"
+    return "" if idle is None else f"call self.{idle}, {made} and never used; "
 
 
 def _projecting_class(bound: Bound) -> str | None:

@@ -20,8 +20,10 @@ from torch.utils._pytree import tree_leaves
 from headwise.check.arguments import WINDOW, parameters_of
 from headwise.check.binding import Bound, stored_lengths
 from headwise.check.calls import PLAIN, Inputs, make_inputs
+from headwise.check.code.names import globals_read
 from headwise.check.environment import double_by_default, quiet
 from headwise.check.faults.mask_meaning import measured
+from headwise.check.faults.questions import listed
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
@@ -46,8 +48,37 @@ def unsliced_buffer(bound: Bound, reading: AttentionReading | None) -> Found:
     if (reading is None or reading.pattern == "full") and (window or not stage_findings(bound, reading)):
         yield Note("variant", "it takes inputs of one length only")  # a table of positions, not a mask
         return
+    if (outside := _length_from_outside(bound)) is not None:
+        yield outside
+        return
     words = f"it runs only when {names[0]} equals the length of the input"
     yield Finding("buffer-not-sliced", words, _line_at_another_length(bound))
+
+
+def _length_from_outside(bound: Bound) -> Finding | None:
+    """A variable of the module that stands for the length: with another value of it, another length runs."""
+    space, T = bound.case.namespace, bound.sizes.T
+    read = {n: line for n, line in globals_read(bound.case.target).items() if type(space.get(n)) is int}
+    for name in (n for n in read if space[n] == T):
+        if not _runs_with(bound, name, T - 1):  # the length has another cause
+            continue
+        beside = [n for n, line in read.items() if line == read[name]]
+        verb = "are" if len(beside) > 1 else "is"
+        words = f"{listed(beside)} {verb} set outside the class; it runs only for as many tokens as {name} says"
+        return Finding("reads-globals", words, read[name])
+    return None
+
+
+def _runs_with(bound: Bound, name: str, T: int) -> bool:
+    """Whether another length runs as soon as a variable of the module has that value."""
+    space = bound.case.namespace
+    kept, space[name] = space[name], T
+    with contextlib.suppress(Exception):  # anything can be raised by a learner's code
+        bound.of_length(T)
+        space[name] = kept
+        return True
+    space[name] = kept
+    return False
 
 
 def _line_at_another_length(bound: Bound) -> int | None:

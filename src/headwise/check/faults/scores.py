@@ -27,7 +27,9 @@ CAUSAL_TEXT = re.compile(
     r"(?![^.]*\b(if|optional\w*|unless|when)\b)",
     re.IGNORECASE,
 )
-OTHER_SCALE = 3.7  # that no configuration has
+SCALES = re.compile(r"scal|multiplier|temperature")  # keys of a configuration
+OTHER_SCALE = 0.37  # that no configuration has, and small enough that weights are not all zero or one
+NEAR_ZERO = -5.0  # a score of this size still gets a visible share of a row
 OTHER_AXES = ("scale-length", "scale-batch")  # the right formula for the size of another axis
 
 
@@ -113,7 +115,7 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
     if scores.leaks:
         multiplied = (n.line for n in core.before_softmax() if n.op.startswith("mul") and len(n.parents) > 1)
         line = core.mask_line() or next(multiplied, None) or core.softmax_line
-        yield Finding("mask-leaks", "future scores are set to a number near zero", line)
+        yield Finding("mask-leaks", leak_words(scores), line)
     if scores.relative:
         yield Note("variant", "a relative position term is added to the scores")
         if not scores.relative_is_linear:
@@ -138,6 +140,13 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         elif (viewed := _viewed_bias(scores, core)) is not None:
             words = "its table is (queries, keys, heads), and it is added as (heads, queries, keys) in the same order"
             yield Finding("bias-view", words, viewed.line)
+
+
+def leak_words(scores: Scores) -> str:
+    """Why a fill value does not hide the future."""
+    if scores.fill is not None and scores.fill < NEAR_ZERO:
+        return f"future scores are {scores.fill:.4g} in the softmax, which is not low enough: large scores can reach it"
+    return "future scores are set to a number near zero"
 
 
 def _triangle_step(bias: Tensor) -> float | None:
@@ -251,10 +260,10 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
     elif (chosen := _chosen_scale(bound, scores)) is not None:
         yield Note("variant", f"the scale is set by {chosen}")
     else:
-        name = _scale_name(total, D, bound)
+        name, literal = _scale_name(total, D, bound)
         line = bound.case.line_of_size(line) or line if name in OTHER_AXES else line
         line = _line_of_stored_scale(bound, reading, right) or (near(total, 1.0) and bound.case.idle_line()) or line
-        yield Finding(name, _scale_words(total, D), line)
+        yield Finding(name, _scale_words(total, D, literal), line)
     if not near(after, 1.0) and scores.after != "random":
         words = f"weights are multiplied by {scores.after_factor:.4g} after the softmax"
         yield Finding("scale-after-softmax", words, reading.core.after_softmax_line())
@@ -270,12 +279,13 @@ def _chosen_scale(bound: Bound, scores: Scores) -> str | None:
                 if seen is not None and seen.scores is not None and not near(seen.scores.factor, scores.factor):
                     return f"{p.name}, an argument of the constructor"
     config = bound.built.config
-    for name in () if config is None else [name for name in config.asked if "scal" in plain(name)]:
+    for name in () if config is None else [name for name in config.asked if SCALES.search(plain(name))]:
         with contextlib.suppress(Exception):  # it cannot be changed
             seen = read(bound.called(thing=bound.rebuilt(**{name: OTHER_SCALE})))
             if seen is not None and seen.scores is not None and not near(seen.scores.factor, scores.factor):
                 return f"{name} of the configuration"
-    return None
+    named = re.search(rf"\bconfig\.(\w*({SCALES.pattern})\w*)", bound.case.own) if bound.case.text_only else None
+    return None if named is None else f"{named[1]} of the configuration"
 
 
 def _other_head_width(bound: Bound, reading: AttentionReading) -> Found:
@@ -315,31 +325,46 @@ def _is_multiplied(text: str, name: str) -> bool:
     return re.search(rf"/\s*(math\.sqrt\()?self\.{name}\b", text) is None
 
 
-def _scale_name(total: float, D: int, bound: Bound) -> str:
+def _scale_name(total: float, D: int, bound: Bound) -> tuple[str, bool]:
+    """The name of a wrong scale, and whether it is a number of the code: one that other sizes leave as it is."""
     E, (B, T) = bound.sizes.E, bound.inputs.query.shape[:2]
-    known = {
-        "scale-missing": 1.0, "scale-d_model": E**-0.5, "scale-multiplied": D**0.5, "scale-no-sqrt": 1 / D,
-        "scale-batch": B**-0.5, "scale-length": T**-0.5,
-    }  # fmt: skip
-    name = next((name for name, value in known.items() if near(total, value)), "scale-other")
-    return name if name != "scale-d_model" or _follows_the_width(bound) else "scale-other"
+    name = next((name for name, value in _formulas(E, D, B, T).items() if near(total, value)), "scale-other")
+    if near(total, 1.0) or total == 0:
+        return ("scale-missing" if near(total, 1.0) else name), False
+    other = _scale_elsewhere(bound)
+    if other is None:
+        return name, False
+    elsewhere, formulas = other
+    follows = name == "scale-other" or near(elsewhere, formulas[name])
+    return (name if follows else "scale-other"), near(elsewhere, total)
 
 
-def _follows_the_width(bound: Bound) -> bool:
-    """Whether scores are divided by the root of the model's width at another size, too; true where none can be had."""
-    if bound.resizes:
-        return True
+def _formulas(E: int, D: int, B: int, T: int) -> dict[str, float]:
+    """The factors of wrong formulas, by the names of the mistakes."""
+    return {
+        "scale-d_model": E**-0.5,
+        "scale-multiplied": D**0.5,
+        "scale-no-sqrt": 1 / D,
+        "scale-batch": B**-0.5,
+        "scale-length": T**-0.5,
+    }
+
+
+def _scale_elsewhere(bound: Bound) -> tuple[float, dict[str, float]] | None:
+    """The factor of the scores at other sizes, and what wrong formulas give there; None where that says nothing."""
     with contextlib.suppress(Exception):  # its sizes are fixed
-        other = bound.resized(OTHER_SIZES[0])
+        other = None if bound.resizes else bound.resized(OTHER_SIZES[0])
         seen = None if other is None else read(other)
         if other is not None and seen is not None and seen.scores is not None:
             factors = [None if p is None else p.role.factor for p in (seen.query, seen.key)]
             known = [factor for factor in factors if factor is not None]
-            return near(seen.scores.factor * math.prod(known), other.sizes.E**-0.5)
-    return True
+            total, D = seen.scores.factor * math.prod(known), seen.core.query.shape[-1]
+            formulas = _formulas(other.sizes.E, D, *other.inputs.query.shape[:2])
+            return None if near(total, D**-0.5) else (total, formulas)  # right there: another way through the code
+    return None
 
 
-def _scale_words(total: float, D: int) -> str:
+def _scale_words(total: float, D: int, literal: bool) -> str:
     right = f"√{D} = {math.sqrt(D):.3f}, the root of the head width"
     if near(total, 1.0) or total == 0:
         return f"they should be divided by {right}"
@@ -347,7 +372,8 @@ def _scale_words(total: float, D: int) -> str:
         return f"they are multiplied by {total:.4g}, where they should be divided by {right}"
     divisor, square = 1 / total, round(1 / total**2)
     root = square > 1 and divisor > 0 and near(divisor**2, square) and not near(divisor, round(divisor))
-    return f"they are divided by {f'√{square} = ' if root else ''}{divisor:.4g}, not by {right}"
+    written = ", a number written into the code" if literal else ""
+    return f"they are divided by {f'√{square} = ' if root else ''}{divisor:.4g}{written}, not by {right}"
 
 
 def _has_learned_scale(bound: Bound, reading: AttentionReading) -> bool:

@@ -19,6 +19,7 @@ from headwise.check.code.choices import annotated, compared, kept_as
 from headwise.check.code.example import example_arguments
 from headwise.check.configuration import ABSENT, KeyUses, as_dictionary, own_configuration, uses_of
 from headwise.check.faults.causal import CAUSAL_FLAGS
+from headwise.check.faults.crashes import EMPTY_VIEW
 from headwise.check.faults.options import doubts, returned_with
 from headwise.check.faults.questions import near, role_in
 from headwise.check.faults.stages import stage_findings
@@ -90,6 +91,17 @@ def _misspelled(bound: Bound) -> Iterator[Finding]:
                 yield Finding("option-ignored", words, line)
 
 
+def _line_without_bias(bound: Bound) -> int | None:
+    """The first call that leaves out a bias, which what it calls takes."""
+    for node in (n for n in ast.walk(bound.case.tree) if isinstance(n, ast.Call)):
+        called = bound.case.namespace.get(ast.unparse(node.func))
+        places = [p.name for p in parameters_of(called)] if inspect.isclass(called) else []
+        given = {*places[: len(node.args)], *(k.arg for k in node.keywords)}
+        if None not in given and any(_is_bias(name) for name in {*places} - given):
+            return node.lineno
+    return None
+
+
 def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, value: Any) -> Found:
     """What is wrong with the same class and another value of one option."""
     words = f"{name}={value!r}"
@@ -107,7 +119,8 @@ def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, va
         return
     if bound.gives(other.output):
         if _is_bias(name) and len(tensors(other.thing)) == len(tensors(bound.thing)):
-            line = bound.case.line_with(r"\bbias\s*=\s*(True|False)\b(?!.*def)") or bound.case.line_with("def __init__")
+            line = bound.case.line_with(r"\bbias\s*=\s*(True|False)\b(?!.*def)") or _line_without_bias(bound)
+            line = line or bound.case.line_with("def __init__")
             yield Finding("option-ignored", f"{words} adds no bias and removes none", line)
             return
         yield _without_effect(bound, name) or Note("good", words)
@@ -157,10 +170,28 @@ def windows(bound: Bound, reading: AttentionReading | None) -> Found:
                 if CUT_BEFORE.search(bound.case.name) and bound.case.never_reads_attribute(p.name):
                     yield Note("untried", f"{p.name}, which is never read: the caller may cut the windows")
                     return
+                if _is_read_under_a_switch(bound, p.name):
+                    yield Note("untried", f"{p.name}, which counts only with a switch that is off by default")
+                    return
                 words = f"{bound.sizes.context} tokens get the same result with {p.name}={NARROW} and without a limit"
                 line = bound.case.line_of_attribute(p.name) or bound.case.line_with("def __init__")
                 masked = reading.core.pattern_line(inverted=False) or reading.core.mask_line()
                 yield Finding("option-ignored", words, masked or line)
+
+
+def _is_read_under_a_switch(bound: Bound, name: str) -> bool:
+    """Whether forward reads an attribute only where an argument that is off by default is on."""
+    off = {p.name for p in parameters_of(bound.case.target) if p.default is False}
+    branches = [n for n in ast.walk(bound.case.tree) if isinstance(n, ast.If | ast.IfExp)]
+    switched = [n for n in branches if off & {getattr(part, "attr", "") for part in ast.walk(n.test)}]
+    inside = {id(part) for n in switched for side in _sides(n.body) for part in ast.walk(side)}
+    nodes = (n for n in ast.walk(bound.case.tree) if isinstance(n, ast.Attribute) and n.attr == name)
+    read = [n for n in nodes if isinstance(n.ctx, ast.Load)]
+    return bool(read) and all(id(n) in inside for n in read)
+
+
+def _sides(body: ast.expr | list[ast.stmt]) -> list[Any]:
+    return body if isinstance(body, list) else [body]
 
 
 def _of_window(bound: Bound, name: str, size: int) -> Tensor | None:
@@ -266,7 +297,7 @@ def _failed_option(bound: Bound, name: str, words: str, error: Exception) -> Fou
     own = _is_bias(name) or _is_own_error(bound, error) or (isinstance(error, RuntimeError) and bound.built.certain)
     if is_deliberate(error) and isinstance(error, ValueError | NotImplementedError | AssertionError):
         yield Note("good", f"{words} is refused")
-    elif line is not None and not is_deliberate(error) and own:
+    elif line is not None and not is_deliberate(error) and own and not EMPTY_VIEW.search(said):
         yield Finding("option-crashes", said, line)
     else:
         yield Note("untried", said)

@@ -3,7 +3,7 @@
 import contextlib
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -27,6 +27,7 @@ from headwise.check.trace import Core, error_line, find_attention, is_deliberate
 from headwise.check.vocabulary import MEMORY_WIDTH, call_role
 
 GROUPED = re.compile(r"group|gqa", re.IGNORECASE)
+INNER_WIDTH = re.compile(r"hid(d?e?n)|inner|attn|attention|latent|proj")
 GROUPS = 2  # key/value heads for six query heads
 LONG = 257  # tokens, more than the chunks that people choose
 HEAD_WIDTH = re.compile(r"dimhead|dhead|headdim|headsize|headwidth|^d_?k$|^keydim$|^qkdim$")
@@ -111,7 +112,7 @@ def other_lengths(bound: Bound, reading: AttentionReading | None) -> Found:
                     "size-fixed", words, error_line(error, bound.case.filename)
                 )
             return
-        yield from _of_window(bound, other, list(_judged(bound, reading, other, length)))
+        yield from _of_window(bound, reading, other, list(_judged(bound, reading, other, length)))
     yield Note("good", f"1, 2 and {bound.sizes.context} tokens")
     yield from _long_input(bound, reading)
 
@@ -137,13 +138,18 @@ def _long_input(bound: Bound, reading: AttentionReading | None) -> Found:
     except Exception:  # it does not take so many
         return
     found = [] if other.output is None else list(_judged(bound, reading, other, LONG))
-    yield from _of_window(bound, other, found)
+    yield from _of_window(bound, reading, other, found)
 
 
-def _of_window(bound: Bound, other: Bound, found: list[Finding | Note]) -> Found:
+def _of_window(bound: Bound, reading: AttentionReading | None, other: Bound, found: list[Finding | Note]) -> Found:
     """What was found in a longer call; where a window explains it, that is a variant, as wide as the file says."""
     core = _core(other) if found else None
     table = None if core is None else core.weights[0, 0] > 0
+    if core is not None and table is not None and reading is not None and _hides_less_at_first(reading, table):
+        T, longer = bound.inputs.query.shape[1], len(table)
+        words = f"with {T} tokens, a token sees all of them; with {longer}, it sees only itself and those before it"
+        yield Finding("causal-some-lengths", words, core.sliced_mask_line() or core.pattern_line(inverted=False))
+        return
     ahead = table is not None and bool(table.triu(1).any())
     causal = any(isinstance(f, Finding) and f.name == "causal-some-lengths" for f in found)
     if core is None or table is None or not is_of_distance(table) or bool(table.all()) or (ahead and causal):
@@ -154,6 +160,13 @@ def _of_window(bound: Bound, other: Bound, found: list[Finding | Note]) -> Found
     if stated is not None and not ahead and wide != stated[1]:
         words = f"a token sees {wide} keys, where line {stated[2]} says {stated[1]} with {stated[0]}={stated[1]}"
         yield Finding("window-size", words, core.pattern_line(inverted=False) or core.mask_line())
+
+
+def _hides_less_at_first(reading: AttentionReading, table: torch.Tensor) -> bool:
+    """Whether tokens see later ones in a short input and none in a longer one, which no window does."""
+    if reading.scores is None or table.dim() != 2 or bool(table.triu(1).any()):
+        return False
+    return bool(reading.visible[0, 0].triu(1).any()) and bool(table.diagonal().all())
 
 
 def _settings(bound: Bound) -> dict[str, int]:
@@ -313,13 +326,16 @@ def _widths(bound: Bound) -> Found:
     asked = bound.built.arguments if bound.built.config is None else bound.built.config.asked
     roles = {constructor_role(name) for name in asked}
     sizes = _settings_for(bound)[0]
-    if {"width", "out_width"} <= roles:
+    if {"width", "out_width"} <= roles and _is_inner_width(bound):
+        yield Note("untried", "which of the widths in the constructor is that of the input")
+    elif {"width", "out_width"} <= roles:
         more = -OUTPUT_WIDTH if _all_of_it(bound) else OUTPUT_WIDTH  # wider than the input, a head has too few numbers
         wide = sizes.E + more * sizes.H
         yield from _different(bound, fitting(bound, replace(sizes, O=wide)), "")
         yield from _refused_width(bound, fitting(bound, replace(sizes, E=sizes.E + 1, O=wide)))
     elif {"head_width", "value_width"} <= roles:
         yield from _different(bound, fitting(bound, replace(sizes, V=sizes.D + 1)), "")
+    yield from _ignored_heads(bound, asked)
     if bound.built.config is None:
         yield from _ignored_head_width(bound)
         yield from _other_memory(bound)
@@ -328,6 +344,22 @@ def _widths(bound: Bound) -> Found:
 def _all_of_it(bound: Bound) -> bool:
     """Whether every head is as wide as the output was asked to be, as in a wrapper around a list of heads."""
     return bound.output is not None and bound.output.shape[-1] == bound.sizes.out * bound.sizes.H != bound.sizes.out
+
+
+def _ignored_heads(bound: Bound, asked: Iterable[str]) -> Iterator[Finding]:
+    """Where the width of a head has a name of its own, the number of heads must not follow from it alone."""
+    roles = {role: [n for n in asked if constructor_role(n) == role] for role in ("heads", "head_width", "width")}
+    if not all(roles.values()) or not all(HEAD_WIDTH.search(plain(name)) for name in roles["head_width"]):
+        return
+    fewer = bound.sizes.H // 2
+    try:
+        seen = read(bound.called(thing=bound.rebuilt(**dict.fromkeys(roles["heads"], fewer))))
+    except Exception:  # the widths must fit together, as an error says
+        return
+    if seen is not None and seen.core.heads.shape[1] == bound.sizes.H != fewer:
+        name, width = roles["heads"][0], roles["head_width"][0]
+        words = f"with {name}={fewer}, there are still {bound.sizes.H} heads: as many as {width}={bound.sizes.D} gives"
+        yield Finding("option-ignored", words, bound.case.line_with(rf"=.*\b{width}\b"))
 
 
 def _ignored_head_width(bound: Bound) -> Found:
@@ -448,6 +480,19 @@ def _different(bound: Bound, sizes: CallSizes, severity: str) -> Found:
     seen = read(other)
     found = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
     yield from (replace(f, detail=f"{f.detail} ({what})") for f in found)
+
+
+def _is_inner_width(bound: Bound) -> bool:
+    """Whether the width is named for what lies between input and output, which are both as wide as the other one."""
+    named = {role: list(bound.built.names_with_role(role)) for role in ("width", "out_width")}
+    if [len(names) for names in named.values()] != [1, 1] or not INNER_WIDTH.search(plain(named["width"][0])):
+        return False
+    wide = bound.sizes.E + OUTPUT_WIDTH * bound.sizes.H
+    with contextlib.suppress(Exception):  # it does not take such an input
+        thing = bound.rebuilt(**{named["out_width"][0]: wide})
+        other = bound.called(thing=thing, inputs=make_inputs(bound.form, replace(bound.sizes, E=wide)))
+        return other.returned is not None
+    return False
 
 
 # Fewer key/value heads than query heads.

@@ -44,7 +44,8 @@ class Scores:
     visible: Tensor  # (B, H, T, S), True where a weight is not zero
     bias: Tensor | None = None  # (H, T, S) that was added
     swapped: bool = False  # rows belong to the second operand
-    leaks: bool = False  # future scores are one constant that is not small: a causal mask that hides nothing
+    leaks: bool = False  # future scores are one constant that is not small enough: a causal mask that hides nothing
+    fill: float | None = None  # that constant
     by_head: bool = False  # every head has its own factor
     cap: float = 0.0  # scores are cap · tanh(scores / cap); 0 for none
     relative: bool = False  # a term that depends on query and distance is added

@@ -121,18 +121,25 @@ def _earlier(heads: Tensor, nodes: list[int | None], sources: dict[str, Tensor],
                     if x.shape[:2] == y.shape[:2] and (found := fit(tokens(x), tokens(y))).exact:
                         kind = "moved" if same_numbers(node.value, heads) else "heads"
                         then = _operation([n.op for n in between]) if kind == "heads" else ""
-                        normal = then == "norm" and (is_head_norm(y, heads) or _is_rotated_norm(y, heads, between))
+                        normal = then == "norm" and (_is_normed(y, heads) or _is_rotated_norm(y, heads, between))
                         yield Projection(name, found, kind, then=then, normalized=normal)
         between.append(node)
 
 
+def _is_normed(before: Tensor, heads: Tensor) -> bool:
+    """Whether heads are a norm of (B, T, H·D), of every head's slice or of all of them together."""
+    return is_head_norm(before, heads) or is_norm(before, side_by_side(heads))
+
+
 def _is_rotated_norm(before: Tensor, heads: Tensor, between: list[Node]) -> bool:
-    """Whether heads were normalized and then rotated by position."""
+    """Whether heads were normalized and then rotated by position, or the other way round."""
     for node in between:
         if node.value.numel() == heads.numel() and node.value.is_floating_point():
             for y in as_tokens(node.value, heads):
-                normed = y.unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)
-                if is_head_norm(before, normed) and any(_by_position(heads, {"": y})):
+                inside = y.unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)
+                if _is_normed(before, inside) and any(_by_position(heads, {"": y})):
+                    return True
+                if _is_normed(y, heads) and any(_by_position(inside, {"": before})):
                     return True
     return False
 

@@ -102,7 +102,7 @@ def _explained(weights: Tensor, raw: Tensor, visible: Tensor, axis: Axis) -> Sco
 
 
 def _leaking(logits: Tensor, raw: Tensor, visible: Tensor, axis: Axis) -> Scores | None:
-    """The softmax of scores whose future was set to a constant near zero."""
+    """The softmax of scores whose future was set to a constant."""
     T, S = raw.shape[-2:]
     past = torch.ones(T, S, dtype=torch.bool).tril().expand_as(visible)
     if axis != 3 or T != S or not bool(visible.all()):
@@ -113,8 +113,10 @@ def _leaking(logits: Tensor, raw: Tensor, visible: Tensor, axis: Axis) -> Scores
         return None
     level = (logits - factor * raw).diagonal(dim1=-2, dim2=-1)[..., None]  # minus the logarithm of each row's sum
     future = (logits - level)[~past]
-    leaks = float(future.mean()) > HIDDEN
-    return Scores(factor, AXES[axis], past, leaks=leaks) if float(future.std()) < 1e-6 else None
+    fill = float(future.mean())
+    if float(future.std()) >= 1e-6:
+        return None
+    return Scores(factor, AXES[axis], past, leaks=fill > HIDDEN, fill=fill)
 
 
 def _with_bias(logits: Tensor, raw: Tensor, visible: Tensor, axis: Axis) -> Scores | None:
@@ -136,7 +138,7 @@ def _capped(weights: Tensor, raw: Tensor, visible: Tensor, axis: Axis, core: Cor
             cap = multiple(_centered(logits, seen, axis), _centered(tanh, seen, axis))
             inside = None if cap is None else multiple(tanh.atanh()[seen], raw[seen])
             if cap is not None and inside is not None:
-                return Scores(cap * inside, AXES[axis], seen, cap=cap, leaks=seen is past)
+                return Scores(cap * inside, AXES[axis], seen, cap=cap, leaks=seen is past, fill=-cap)
     return None
 
 

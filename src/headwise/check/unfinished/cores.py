@@ -141,7 +141,8 @@ def as_layer(case: Case, *, split: bool, power: float = 0.5) -> Case:
         return layer._modules[name]
 
     def call(layer: nn.Module, given: dict[str, Any]) -> Any:
-        inputs = {n: _cut(v, heads, split) if call_role(n) in INPUTS else v for n, v in given.items()}
+        cut = {n for n, v in given.items() if call_role(n) in INPUTS and v is not None}
+        inputs = {n: _cut(v, heads, split) if n in cut else v for n, v in given.items()}
         first = next(v for n, v in inputs.items() if call_role(n) in INPUTS)
         widths = {p.name: first.shape[-1] for p in parameters_of(entry) if _is_width(p)}
         return _with_first_merged(core_for(layer, first.shape[-1])(**inputs, **widths))

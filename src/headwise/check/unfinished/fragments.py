@@ -297,8 +297,14 @@ def _of_statements(tree: ast.Module, loaded: Loaded) -> Any:
     whole = _made_function(made, loaded) if core else _made([made], loaded)
     if whole is not None:
         whole.open_ended = True
+        whole.assumed = [words.removeprefix("self.") if _subject(words) in names else words for words in whole.assumed]
         whole.assumed += [f"{name} is {first}.shape[{axis}]" for name, axis in sizes.items()]
     return whole
+
+
+def _subject(words: str) -> str:
+    """The name in "self.W_q is nn.Linear(d_model, d_model)"."""
+    return words.removeprefix("self.").partition(" ")[0]
 
 
 def _axis(name: str, body: list[ast.stmt]) -> int | None:

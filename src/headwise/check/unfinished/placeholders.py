@@ -49,6 +49,7 @@ class Placeholder:
     where: str = ""  # the function that it is in
     steps: tuple[int, ...] = ()  # that a comment names
     open: bool = True  # nothing was written after it
+    refuses: bool = False  # it raises NotImplementedError, under a condition
 
 
 @dataclass
@@ -146,7 +147,8 @@ def _in_function(function: Function) -> Iterator[Placeholder]:
         ):
             yield Placeholder(statement.lineno, name)
         elif isinstance(statement, ast.If) and all(_is_gap(s) and not isinstance(s, ast.Pass) for s in statement.body):
-            yield Placeholder(statement.lineno, name, steps_in(ast.unparse(statement.test)), open=False)
+            refuses = isinstance(statement.body[-1], ast.Raise)
+            yield Placeholder(statement.lineno, name, steps_in(ast.unparse(statement.test)), False, refuses)
     for node in ast.walk(function):
         value = isinstance(node, ast.Assign | ast.AnnAssign) and _is_gap_value(node, function)
         if value or (isinstance(node, ast.Return) and _is_ellipsis(node.value)):
@@ -204,7 +206,9 @@ def _is_read_as_it_is(target: ast.expr, function: Function) -> bool:
         return False
     names = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == target.id]
     tested = {id(n) for c in ast.walk(function) if isinstance(c, ast.Compare) for n in ast.walk(c)}
-    reads = [n for n in names if isinstance(n.ctx, ast.Load) and id(n) not in tested]
+    calls = [n for n in ast.walk(function) if isinstance(n, ast.Call)]
+    options = {id(value) for c in calls for value in (*c.args[2:], *(k.value for k in c.keywords))}  # None may be meant
+    reads = [n for n in names if isinstance(n.ctx, ast.Load) and id(n) not in tested | options]
     return len([n for n in names if isinstance(n.ctx, ast.Store)]) == 1 and bool(reads)
 
 

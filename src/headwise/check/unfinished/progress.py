@@ -95,7 +95,10 @@ class PartialRun:
 
 def review(case: Case, report: Report) -> Report:
     """The report itself, or one that says how far unfinished code is right."""
-    gaps = gaps_of(case) if report.verdict in ("wrong", "unknown") else Gaps()
+    gaps = gaps_of(case) if report.verdict in ("wrong", "unknown", "partial") else Gaps()
+    refused = next((gap.line for gap in gaps.found if gap.refuses and 5 in gap.steps), None)
+    if report.verdict == "partial" and refused is not None and not any("1 " in words for words in report.masks):
+        return _without_masks(report, refused)
     if report.verdict not in ("wrong", "unknown") or not (gaps.found or _may_end_early(case, report)):
         return report
     if any(f.name.startswith(("form-", "differs-")) for f in report.wrong):
@@ -108,6 +111,14 @@ def review(case: Case, report: Report) -> Report:
     if run is None or not _is_unfinished(run, gaps, report):
         return report
     return _judged(run, gaps, report)
+
+
+def _without_masks(report: Report, line: int) -> Report:
+    """Code that is right but for a mask, which it refuses as not yet implemented."""
+    done = [f"{number} {step.name}" for number, step in STEPS.items() if number != 5]
+    made = replace(report, verdict="unfinished", done=done, doubts=[], stops=line, certificate=[])
+    made.next, made.hint = f"step 5, {STEPS[5].task}", STEPS[5].hint
+    return made
 
 
 def _may_end_early(case: Case, report: Report) -> bool:

@@ -14,7 +14,7 @@ class App {
     this.first = this.firstHead();
     if (!Subject.parse(this.store.get("head"), sides)) this.store.values.head = this.first;
     if (this.side.manifest.about.importance && this.store.get("color") === "none") this.store.values.color = "importance";
-    for (const { manifest } of sides) Object.assign(manifest, { labels: labelsOf(manifest.tokens, manifest.starts), keyLabels: manifest.keys || labelsOf(manifest.tokens, manifest.starts) });
+    for (const { manifest } of sides) Object.assign(manifest, { labels: labelsOf(manifest.tokens, manifest.starts), keyLabels: manifest.keys ? labelsOf(manifest.keys, manifest.key_starts) : labelsOf(manifest.tokens, manifest.starts) });
     // A second sink of exactly 0 is none: too few queries see any one key.
     for (const { manifest } of sides) for (const { heads } of manifest.layers) for (const { numbers, without_first: rest } of heads) for (const one of [numbers, rest]) if (one.second_sink === 0) one.second_sink = null;
     this.reading = new Reading(this);
@@ -30,7 +30,7 @@ class App {
     this.onkey = (event) => this.key(event);
     this.onscheme = () => this.recolor();
     this.onprint = (event) => this.paper(event.type === "beforeprint");
-    this.onresize = debounced(() => (this.atlas.fit(), this.lines.fit(), this.table.fit(), this.reading.fit()), 60);
+    this.onresize = debounced(() => this.fit(), 60);
     document.addEventListener("keydown", this.onkey);
     this.scheme.addEventListener("change", this.onscheme);
     for (const type of ["beforeprint", "afterprint"]) addEventListener(type, this.onprint);
@@ -45,6 +45,12 @@ class App {
     for (const map of this.stage.shown) map.close();
     this.store.close();
     this.root.replaceChildren();
+  }
+
+  // What stands above has another height, or the window another size.
+  fit() {
+    for (const part of [this.atlas, this.lines, this.table, this.reading]) part.fit();
+    if (this.view === "map") this.stage.fit();
   }
 
   // The head that does one thing most clearly, among those whose rows are in the page.
@@ -103,7 +109,7 @@ class App {
       icon("?", "Help", () => this.help.showModal(), "Help  ?"));
     this.shown = el("p", { class: "soft note shown" });
     this.noted = el("p", { class: "soft note noted" });
-    this.settings.append(el("div", { class: "told" }, this.shown, this.noted));
+    this.told = el("div", { class: "told" }, this.shown, this.noted);
     const header = el("header", { class: "top" }, el("div", { class: "top-line" }, el("h1", {}, el("bdi", { text: manifest.title })), tools), sentence);
     fill(this.root, header, this.settings, el("div", { class: "columns" }, this.reading.root, this.main), this.help);
     this.atlas.build();
@@ -122,8 +128,9 @@ class App {
   // How precise the numbers of a short text are, where that can be seen.
   precision({ steps, contributions }) {
     const within = (what, code) => `This file stores ${what} in one byte: one of 0.5 to within ${errorOf(code)(0.5).toFixed(3)}, one of 0.01 to within ${errorOf(code)(0.01).toFixed(4)}. Numbers are shown with no more digits than that.`;
-    const code = this.measure === "contribution" ? contributions : steps && `sqrt ${steps}`;
-    return code ? within(this.measure === "contribution" ? "every contribution" : "every weight", code) : "";
+    if (this.measure !== "contribution") return steps ? within("every weight", `sqrt ${steps}`) : "";
+    const span = this.data.spanOf(new Subject(0, 0, 0), "mass");
+    return span > 1 ? `This file has pictures of contributions, in which a pixel covers ${span} × ${span} of them: single ones would take too much room.` : contributions ? within("every contribution", contributions) : "";
   }
 
   // What is shown of the model: weights, what they carry, or contributions; see carried.js.
@@ -175,8 +182,8 @@ class App {
     return Boolean(this.store.get("without")) && this.kinds.includes("rest");
   }
 
-  scale(contrast = this.contrast) {
-    return new Scale(this.measure === "contribution" ? "difference" : "share", contrast);
+  scale(powers = POWERS) {
+    return new Scale(this.measure === "contribution" ? "difference" : "share", this.contrast, 1, powers);
   }
 
   measureControl() {
@@ -247,12 +254,13 @@ class App {
 
   show() {
     const view = this.view;
-    this.tellShown();
     fill(this.tabs, ...VIEWS.map(([name, text, about]) => el("button", { role: "tab", id: `tab-${name}`, "aria-controls": "headwise-panel", "aria-selected": String(view === name), tabindex: view === name ? "0" : "-1", text, title: about, onclick: () => this.store.set({ view: name }) })));
     this.main.setAttribute("aria-labelledby", `tab-${view}`);
     this.root.dataset.view = view;
     fill(this.legend);
     this.control(view);
+    if (view === "map") this.stage.edges.before(this.told);
+    else this.settings.append(this.told);
     if (view === "map") {
       fill(this.main, this.stage.root);
       this.stage.build();
@@ -265,6 +273,7 @@ class App {
       if (view === "table") this.table.build();
       else this.atlas.arrange();
     }
+    this.tellShown();
   }
 
   tabKey(event) {
@@ -300,11 +309,8 @@ class App {
 
   // The controls that all views share, in one place: what is shown, of which tokens, and how strongly it is inked.
   control(view = this.view) {
-    const focusable = () => Array.from(this.controls.querySelectorAll("button, input"));
-    const at = focusable().indexOf(document.activeElement);
-    fill(this.controls, view === "table" ? null : this.measureControl(), this.tokensControl(view), view === "table" ? null : this.contrastControl(),
+    refill(this.controls, view === "table" ? null : this.measureControl(), this.tokensControl(view), view === "table" ? null : this.contrastControl(),
       view === "atlas" ? this.check("rows", "scale each row", "Each row of a picture is scaled to its largest value, so that patterns show. Otherwise colors stand for weights from 0 to 1.") : null);
-    if (at >= 0) focusable()[at]?.focus();
   }
 
   // All tokens or all but the first, in every view; the map can show two more kinds.
@@ -354,6 +360,7 @@ class App {
       this.lines.show(this.locked() ?? this.reading.at);
     }
     if (any("word")) this.stage.redraw();
+    if (any("view") && this.view === "map" && !fromAddress) this.stage.shown[0].canvas.focus({ preventScroll: true });
   }
 
   // Pixels from an element's upper edge to the end of the window.

@@ -34,7 +34,7 @@ class Atlas {
 
   cell(l, h, head) {
     const bar = el("span", { class: "bar" }, el("span", { class: "bar-fill" }), el("span", { class: "bar-text" }));
-    const name = `${l}.${head.head}`;
+    const name = headName(this.app.side.manifest, l, h);
     const button = el("button", { class: "head", "data-place": `${l}.${h}`, "data-head": head.head, "aria-label": `Head ${name} ${head.about}` },
       el("span", { class: "picture" }, el("canvas", { "aria-hidden": "true" })),
       el("span", { class: "caption" }, el("b", { text: name }), " ", el("span", { class: "trait", text: traitName(head).replaceAll(" + ", " +\n") })), bar);
@@ -53,7 +53,7 @@ class Atlas {
     const [l, h] = cell.dataset.place.split(".").map(Number);
     const head = manifest.layers[l].heads[h];
     this.told.style.minHeight = `${this.told.getBoundingClientRect().height}px`; // pictures must not move under the finger
-    return fill(this.told, el("b", { text: `Head ${l}.${head.head}` }), ` ${head.about}`);
+    return fill(this.told, el("b", { text: `Head ${headName(manifest, l, h)}` }), ` ${head.about}`);
   }
 
   get order() {
@@ -62,9 +62,8 @@ class Atlas {
     return side.manifest.layers.length > 1 ? ` Layers run from top to bottom${this.columns > 1 ? ", column by column" : ""}.` : "";
   }
 
-  // Scaled rows need less contrast.
   get scale() {
-    return this.app.scale(this.app.store.get("rows") ? Math.max(0, this.app.contrast - 1) : this.app.contrast);
+    return this.app.scale(this.app.store.get("rows") ? ROW_POWERS : POWERS);
   }
 
   drawLegend() {
@@ -134,8 +133,9 @@ class Atlas {
     const parts = groups.map((cells, g) => shared
       ? el("div", { class: "group", role: "group", "aria-label": `key head ${g}` }, ...cells, el("span", { class: "bracket", text: `key head ${g}` }))
       : cells).flat();
-    const title = el("h3", { class: "layer-name", title: layer.name }, el("button", { class: "plain", text: String(l), title: `Average of layer ${l}`, "aria-label": `Average of layer ${l}, ${layer.name}`, onclick: () => this.app.open(`${l}.*`) }));
-    return el("div", { class: "layer", role: "group", "aria-label": `Layer ${l}` }, title, el("div", { class: "heads" }, ...parts));
+    const number = layer.number ?? l;
+    const title = el("h3", { class: "layer-name", title: layer.name }, el("button", { class: "plain", text: String(number), title: `Average of layer ${number}`, "aria-label": `Average of layer ${number}, ${layer.name}`, onclick: () => this.app.open(`${l}.*`) }));
+    return el("div", { class: "layer", role: "group", "aria-label": `Layer ${number}` }, title, el("div", { class: "heads" }, ...parts));
   }
 
   // Pictures as large as possible with all heads in view: layers in several columns, with captions if there is room.
@@ -145,7 +145,7 @@ class Atlas {
     const layers = manifest.layers.length;
     this.fitted = this.root.clientWidth;
     const [width, stacked] = [this.root.clientWidth || 800, innerWidth > 480 && innerWidth <= 860];
-    const height = stacked ? Infinity : Math.max(280, this.app.roomFor(this.body) - 16); // stacked views scroll
+    const height = Math.max(stacked ? 480 : 280, this.app.roomFor(this.body) - 16);
     const shared = Math.max(...manifest.layers.map((layer) => layer.shared)) > 1;
     const bar = this.app.bars === "none" ? 0 : 16;
     const flat = this.app.sort !== "place";
@@ -158,7 +158,7 @@ class Atlas {
     const { corner } = manifest;
     let [side, columns] = best((corner ? 0 : CAPTION) + bar + (shared ? 22 : 0), GAP);
     const captions = side >= (corner ? NAMED : NARROWEST);
-    if (!captions) [side, columns] = best(bar, 4);
+    if (!captions) [side, columns] = best(bar + (shared ? 5 : 0), 4);
     this.root.classList.toggle("bare", !captions);
     const beside = corner && captions && side < ROOMY && !flat && !shared && (width / columns - 40) / heads - side - GAP > BESIDE;
     this.root.classList.toggle("beside", beside);

@@ -3,14 +3,15 @@
 
 const RAMPS = Object.fromEntries(Object.entries(SHARED.colors).map(([name, hex]) => [name, Uint8ClampedArray.from(hex.match(/../g), (byte) => parseInt(byte, 16))]));
 const POWERS = [1, 0.7, 0.5, 0.35, 0.25]; // of a weight, by contrast: 1 is a linear scale, 0.5 the square root
+const ROW_POWERS = [1, 0.85, 0.7, 0.5, 0.35]; // where rows are scaled, which takes less contrast
 const OCTAVES = [8, 7, 6, 4, 2]; // of a ratio, on either side of 1
 const CONTRASTS = POWERS.length;
 
 // Where numbers of one kind lie on a color map.
 class Scale {
   // name: share (0 to limit), ratio (1 in the middle) or difference (0 in the middle).
-  constructor(name, contrast = 2, limit = 1) {
-    Object.assign(this, { name, limit, power: POWERS[contrast], octaves: OCTAVES[contrast] });
+  constructor(name, contrast = 2, limit = 1, powers = POWERS) {
+    Object.assign(this, { name, limit, power: powers[contrast], octaves: OCTAVES[contrast] });
   }
 
   // From 0 to 255.

@@ -18,6 +18,14 @@ function fill(parent, ...children) {
   return parent;
 }
 
+// The same for a bar of controls: the one that has the focus keeps it.
+function refill(bar, ...children) {
+  const controls = () => Array.from(bar.querySelectorAll("button, input, select"));
+  const at = controls().indexOf(document.activeElement);
+  fill(bar, ...children);
+  controls()[at]?.focus();
+}
+
 // Buttons of which one is chosen, each with its name, its text and what it does.
 const radios = (kind, label, chosen, choices, choose) => el("div", { class: `segments ${kind}`, role: "radiogroup", "aria-label": label }, ...choices.map(([name, text, title]) =>
   el("button", { role: "radio", "aria-checked": String(name === chosen), text, title, onclick: () => choose(name) })));

@@ -13,7 +13,7 @@ class Gestures {
     on("pointerleave", () => !this.pointers.size && acts.point(null));
     on("dblclick", (event) => this.smooth(event.shiftKey ? 0.5 : 2, ...this.at(event)));
     on("keydown", (event) => this.key(event));
-    on("focus", () => !map.cursor && acts.point(this.middle()));
+    on("focus", () => !map.cursor && map.canvas.matches(":focus-visible") && acts.point(this.middle()));
   }
 
   at(event) {

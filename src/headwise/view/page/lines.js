@@ -54,10 +54,10 @@ class Lines {
     this.rows.clear();
     this.span = app.data.spanOf(app.subject(), app.without ? "rest" : "mass"); // tokens that a number covers
     this.fit();
-    if (!this.bar.contains(document.activeElement)) this.toolbar();
+    this.toolbar();
     this.drawLegend();
-    this.show(app.locked());
-    requestAnimationFrame(() => this.fit());
+    this.show(app.locked() ?? app.reading.at);
+    requestAnimationFrame(() => (this.fit(), this.bring()));
   }
 
   // As high as the window allows, and words as far apart. On paper, whole rows, and which they are.
@@ -88,14 +88,14 @@ class Lines {
     const { manifest } = app.side;
     const subject = app.subject();
     const title = el("h2", { class: "subject" }, el("b", { text: subject.title(manifest) }), soft(` ${subject.about(manifest)}${app.stage.minus ? `; only the map compares it with ${app.stage.named(app.stage.minus)}` : ""}`));
-    fill(this.bar, el("div", { class: "bar-line" }, app.stage.backButton(), title, app.stage.stepButtons()));
+    refill(this.bar, el("div", { class: "bar-line" }, app.stage.backButton(), title, app.stage.stepButtons()));
   }
 
   drawLegend() {
     const { app } = this;
     const left = app.without ? " without the first token" : "";
     const mark = left && this.span === 1 ? ". Percent beside a word: the share left out" : "";
-    const lines = this.span > 1 ? `. A bar is a group of ${count(this.span)} words, a line what one group gives another on average: this file has no numbers of single tokens here` : `. Lines start at ${FAINTEST}; a word that you point at has all`;
+    const lines = this.span > 1 ? `. A bar is a group of ${count(this.span)} words, a line what one group gives another on average: this file has no numbers of single tokens here` : `. Lines start at ${FAINTEST}; ${app.rowsOf(app.subject()) === "top" ? "this file has only the 8 largest weights of each row" : "a word that you point at has all"}`;
     fill(app.legend, legendOf(app.scale(), `${MEASURES[app.measure].unit}${left}${lines}${mark}`, app.dark));
   }
 
@@ -103,7 +103,19 @@ class Lines {
     if (at !== this.at && at !== null && this.app.view === "words") this.box.setAttribute("aria-label", `${wordOf(this.app.side.manifest.labels[at], 24)}, ${at}`);
     this.at = at;
     this.tell();
+    this.bring();
     this.draw();
+  }
+
+  // A word that was chosen elsewhere comes into view, with the word that it attends to most if both fit.
+  async bring() {
+    const { at } = this;
+    if (at === null || !this.root.isConnected || this.box.matches(":hover, :focus-within")) return;
+    this.reveal(at);
+    const row = await this.row(at);
+    const key = row?.keys[0] ?? at;
+    const [first, last] = [Math.min(at, key) * this.line, (Math.max(at, key) + 1) * this.line];
+    if (at === this.at && last - first <= this.box.clientHeight) this.box.scrollTop = clamp(this.box.scrollTop, last - this.box.clientHeight, first);
   }
 
   async tell() {
@@ -227,6 +239,14 @@ class Lines {
     const { manifest } = this.app.side;
     const first = Math.floor(this.top / this.line);
     return [first, Math.min(Math.max(manifest.T, manifest.S), Math.ceil((this.top + this.box.clientHeight) / this.line))];
+  }
+
+  // What a saved picture says of itself: which rows it has, and of which word the lines are.
+  get caption() {
+    const { T, S } = this.app.side.manifest;
+    const [[first, last], words] = [this.window(), Math.max(T, S)];
+    const rows = last - first < words ? `Words ${count(first)}–${count(last - 1)} of ${count(words)}. ` : "";
+    return rows + (this.at === null ? "" : `Lines of word ${count(this.at)} alone: ${this.told.textContent}.`);
   }
 
   get size() {

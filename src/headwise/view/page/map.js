@@ -1,6 +1,6 @@
 // One head's map on a canvas: tiles, hatching over hidden pairs, words if there is room, and numbers along the edges.
 
-const LEAST = 610; // pixels of the height of a map in a wide window
+const LEAST = 240; // pixels of the height of a map, with its words and bars
 
 class HeadMap {
   constructor(app, view, asked) {
@@ -16,6 +16,7 @@ class HeadMap {
     const { data } = this.app;
     const { manifest } = data.side(subject);
     Object.assign(this, { subject, minus, kind, manifest, measure: this.app.measure });
+    this.resize(); // with bars or without
     const limit = minus ? await this.largestDifference(subject, minus, kind) : 1;
     if (this.measure !== this.app.measure || this.subject !== subject || this.minus !== minus || this.kind !== kind) return; // shows something else by now
     const scale = minus || kind === "uniform" ? new Scale(minus ? "difference" : "ratio", this.app.contrast, limit) : this.app.scale();
@@ -52,10 +53,11 @@ class HeadMap {
     const width = this.root.clientWidth;
     if (!width) return;
     const small = width < 560;
-    this.pads = { left: small ? 88 : 104, top: small ? 104 : 118, right: small ? 66 : 112, bottom: 12 };
-    // A map that fills the width leaves no empty space below it; its lower edge is in the window, if that is high enough.
+    this.barred = !this.minus && this.app.measure === "weights";
+    this.pads = { left: small ? 88 : 104, top: (small || innerHeight < 820 ? 104 : 118) - (this.barred ? 0 : 22), right: !this.barred ? 16 : small ? 66 : 112, bottom: 12 };
+    // A map that fills the width leaves no empty space below it; its lower edge is in the window.
     const needed = ((width - this.pads.left - this.pads.right) * this.view.T) / this.view.S + this.pads.top + this.pads.bottom;
-    const height = Math.round(Math.max(300, Math.min(needed, small ? 0.7 * innerHeight : Math.max(LEAST, this.app.roomFor(this.root) - 14))));
+    const height = Math.round(Math.max(LEAST, Math.min(needed, innerWidth <= 480 ? 0.7 * innerHeight : this.app.roomFor(this.root.parentElement) - 14)));
     this.root.style.height = `${height}px`;
     [this.width, this.height] = [width, height];
     this.view.resize(Math.max(40, width - this.pads.left - this.pads.right), Math.max(40, height - this.pads.top - this.pads.bottom));
@@ -217,7 +219,7 @@ class HeadMap {
       context.translate(x, -8);
       if (words) context.rotate(-Math.PI / 2);
       else context.textAlign = "center";
-      context.fillText(text(manifest.keyLabels[key], key, pads.top - 48), 0, words ? 0 : -4);
+      context.fillText(text(manifest.keyLabels[key], key, pads.top - (this.barred ? 48 : 26)), 0, words ? 0 : -4);
       context.restore();
     }
   }
@@ -242,11 +244,11 @@ class HeadMap {
     context.fillStyle = colors.soft;
     context.font = `10.5px ${colors.font}`;
     [context.textAlign, context.textBaseline] = ["left", "bottom"];
-    const title = (name, most, x, y) => [name, most].forEach((text, i) => context.fillText(text, x, y + 12 * (i - 1)));
-    const longest = (x) => `≤${band < 30 ? "" : " "}${x < 1000 ? x.toFixed(x < 10 ? 1 : 0) : `${(x / 1000).toFixed(1)}k`}`;
+    const title = (name, most, x, y) => [...name.split("\n"), most].forEach((text, i, { length }) => context.fillText(text, x, y + 12 * (i + 1 - length)));
+    const longest = (x) => `≤${band < 30 ? "" : " "}${x < 1000 ? ceiling(x, x < 10 ? 1 : 0) : `${ceiling(x / 1000, 1)}k`}`;
     title(band < 30 ? "ent." : "entropy", longest(most.entropy), plot.width + 8, -4);
     if (apart) title(band < 30 ? "dist." : "distance", longest(most.distance), plot.width + 16 + band, -4);
-    title(this.kind === "rest" && band > 30 ? "received, with first" : "received", `≤ ${most.received.toFixed(1)}`, plot.width + 8, top + high);
+    title(this.kind !== "rest" ? "received" : `received,${band > 30 ? " " : "\n"}with first`, `≤ ${ceiling(most.received, 1)}`, plot.width + 8, top + high);
   }
 
   // One bar per screen pixel or per bin, whichever is wider, with the mean of what it covers.

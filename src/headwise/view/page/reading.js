@@ -35,7 +35,7 @@ class Reading {
   build() {
     const { manifest } = this.app.side;
     const sides = [this.blocks(manifest.tokens, manifest.starts, manifest.keys ? "query" : "both")];
-    if (manifest.keys) sides.push(this.blocks(manifest.keys, null, "key"));
+    if (manifest.keys) sides.push(this.blocks(manifest.keys, manifest.key_starts, "key"));
     const [queries, keys] = sides;
     fill(this.text, ...(keys ? [el("h3", { text: "Queries (the words that attend)" }), ...queries.parts, el("h3", { text: "Keys (the words they attend to)" }), ...keys.parts] : queries.parts));
     // Numbers, or a list of words that no model has read, would run together.
@@ -175,7 +175,7 @@ class Reading {
     const but = manifest.keys ? "the first token" : "the first, the previous and the same token";
     return el("div", { class: "pairs" }, el("h3", { text: "Largest attention weights of all heads" }), el("p", { class: "soft note", text: `besides ${but}; each pair of words once${this.app.without ? "; all tokens count" : ""}` }), el("ul", {}, ...manifest.pairs.map((pair) =>
       el("li", {}, el("button", { class: "pair", onclick: () => this.app.openPair(pair) },
-        el("span", { class: "pair-words" }, this.placed(manifest.labels, pair.query), " → ", this.placed(manifest.keyLabels, pair.key)), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), soft(` head ${pair.layer}.${pair.head}`))))));
+        el("span", { class: "pair-words" }, this.placed(manifest.labels, pair.query), " → ", this.placed(manifest.keyLabels, pair.key)), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), soft(` head ${headName(manifest, pair.layer, pair.head)}`))))));
   }
 
   // A word and its position, which tells it from other copies.

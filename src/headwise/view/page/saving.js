@@ -77,6 +77,7 @@ class Saving {
     write(manifest.title, 13, colors.ink, "600 ");
     const subject = app.subject();
     write(this.view === "map" || this.view === "words" ? `${subject.title(manifest)} ${subject.about(manifest)}` : manifest.sentence, 12, colors.soft);
+    if (this.view === "words" && app.lines.caption) write(app.lines.caption, 12, colors.soft);
     y += 12;
     context.save();
     context.translate(0, y);
@@ -136,7 +137,7 @@ class Saving {
       context.strokeRect(x - 0.5, y - 0.5, size + 1, size + 1);
       context.fillStyle = colors.ink;
       context.font = `12px ${colors.font}`;
-      context.fillText(`${l}.${manifest.layers[l].heads[h].head}`, x, y + size + 13);
+      context.fillText(headName(manifest, l, h), x, y + size + 13);
       context.fillStyle = colors.soft;
       context.font = `11px ${colors.font}`;
       context.fillText(traitName(manifest.layers[l].heads[h]), x, y + size + 26);
@@ -168,7 +169,7 @@ class Saving {
     const names = Object.keys(manifest.about);
     const without = names.filter((name) => name !== "sink" && name !== "importance");
     const rows = [["layer", "head", "reading", ...names, ...without.map((name) => `${name} without first token`)]];
-    manifest.layers.forEach((layer, l) => layer.heads.forEach((head) => rows.push([l, head.head, head.reading, ...names.map((name) => (name === "importance" ? head.importance : head.numbers[name])), ...without.map((name) => head.without_first[name])])));
+    manifest.layers.forEach((layer, l) => layer.heads.forEach((head) => rows.push([numberOf(manifest, l), head.head, head.reading, ...names.map((name) => (name === "importance" ? head.importance : head.numbers[name])), ...without.map((name) => head.without_first[name])])));
     download("heads.csv", csv(rows), "text/csv");
   }
 
@@ -190,8 +191,8 @@ class Saving {
   }
 
   json() {
-    const { sentence, tokens, keys, layers, pairs } = this.app.side.manifest;
-    download("heads.json", JSON.stringify({ sentence, tokens, keys, layers, pairs }, null, 1), "application/json");
+    const { sentence, tokens, starts, keys, key_starts, layers, pairs } = this.app.side.manifest;
+    download("heads.json", JSON.stringify({ sentence, tokens, starts, keys, key_starts, layers, pairs }, null, 1), "application/json");
   }
 }
 

@@ -23,10 +23,11 @@ function decoded(codes, table) {
 
 const tableOf = (size, decode) => Float32Array.from({ length: size }, (_, code) => decode(code));
 const tables = {};
+const signedOf = (most, steps) => (x) => Math.sign(x - 128) * ((x - 128) / steps) ** 2 * most;
 
 function numbers(planes, type, code) {
   if (code.startsWith("sqrt")) return decoded(planes, (tables[code] ||= tableOf(256, (x) => (x / Number(code.slice(5))) ** 2)));
-  if (code.startsWith("signed")) return decoded(planes, (tables[code] ||= tableOf(256, (x) => Math.sign(x - 128) * ((x - 128) / 127) ** 2 * Number(code.slice(7)))));
+  if (code.startsWith("signed")) return decoded(planes, (tables[code] ||= tableOf(256, signedOf(...code.split(" ").slice(1).map(Number)))));
   if (code === "log") return decoded(planes, (tables.log ||= tableOf(256, (x) => (x ? 2 ** ((x - 128) / 12) : 0))));
   const width = Number(type[1]);
   const bytes = new Uint8Array(planes.length);
@@ -49,9 +50,9 @@ function half(bits) {
 
 // How far a decoded number may be from the one that was stored: half a step of its code.
 function errorOf(code, type) {
-  const [name, size] = code.split(" ");
+  const [name, size, steps] = code.split(" ");
   if (name === "sqrt") return (x) => Math.sqrt(Math.abs(x)) / Number(size) + 0.25 / Number(size) ** 2;
-  if (name === "signed") return (x) => Math.sqrt(Math.abs(x) * Number(size)) / 127 + (0.25 * Number(size)) / 127 ** 2;
+  if (name === "signed") return (x) => Math.sqrt(Math.abs(x) * Number(size)) / steps + (0.25 * Number(size)) / steps ** 2;
   if (name === "log") return (x) => x * (2 ** (0.5 / 12) - 1);
   return (x) => (type === "f2" ? Math.abs(x) * 2 ** -11 : 0);
 }

@@ -15,7 +15,9 @@ class Stage {
     this.info = el("div", { class: "info", "aria-live": "polite" });
     this.edges = el("div", { class: "edges" });
     this.limit = el("p", { class: "limit soft" });
-    this.root = el("section", { class: "stage-map", "aria-label": "The map of a head" }, this.bar, el("div", { class: "table-top" }, this.maps, el("div", { class: "under" }, this.info, this.edges, this.limit)));
+    this.choosers = el("div", { class: "controls" });
+    this.under = el("div", { class: "under" }, this.info, this.limit, this.edges);
+    this.root = el("section", { class: "stage-map", "aria-label": "The map of a head" }, this.bar, el("div", { class: "table-top" }, this.choosers, this.maps, this.under));
     this.shown = [];
     this.remember = debounced(() => this.app.store.set({ at: this.view.text }), 200);
   }
@@ -167,7 +169,8 @@ class Stage {
       all: icon("⤢", "Show the whole map", () => this.whole(), "Whole map  0"),
     };
     const zoom = el("span", { class: "steps" }, ...Object.values(this.zooms));
-    fill(this.bar, el("div", { class: "bar-line" }, this.backButton(), title, zoom, this.stepButtons()), el("div", { class: "bar-line controls" }, average, compare, ways));
+    refill(this.bar, el("div", { class: "bar-line" }, this.backButton(), title, zoom, this.stepButtons()));
+    refill(this.choosers, average, compare, ways);
   }
 
   backButton() {
@@ -210,7 +213,7 @@ class Stage {
     const { manifest } = this.app.side;
     const base = this.baseOf(subject);
     const { layer, head } = base;
-    const found = [[base.id, `head ${base.name(manifest)}`], [`${layer}.*`, `average of layer ${layer}`]];
+    const found = [[base.id, `head ${base.name(manifest)}`], [`${layer}.*`, `average of layer ${numberOf(manifest, layer)}`]];
     if (manifest.layers.length > 1 && manifest.layers.every(({ heads }) => heads.length > head)) found.push([`*.${head}`, `head ${head}, averaged over layers`]);
     if (manifest.layers.length > 1) found.push(["*.*", "average of all heads"]);
     return found;
@@ -230,8 +233,8 @@ class Stage {
       const before = i ? "b:" : "";
       const named = i ? `${side.name}: ` : "";
       side.manifest.layers.forEach((layer, l) => {
-        layer.heads.forEach((head, h) => found.push([`${before}${l}.${h}`, `${named}${l}.${head.head}  ${traitName(head)}`]));
-        found.push([`${before}${l}.*`, `${named}average of layer ${l}`]);
+        layer.heads.forEach((head, h) => found.push([`${before}${l}.${h}`, `${named}${headName(side.manifest, l, h)}  ${traitName(head)}`]));
+        found.push([`${before}${l}.*`, `${named}average of layer ${numberOf(side.manifest, l)}`]);
       });
       found.push([`${before}*.*`, `${named}average of all heads`]);
     });
@@ -291,7 +294,7 @@ class Stage {
     if (!found) return el("span", { class: "facts" }, soft("This file has no single numbers here, only the picture."));
     if (found.span) return el("span", { class: "facts" }, figure(found.kind === "uniform" ? timesText(found.sum, found.error) : shareText(found.sum, this.app.measure, found.error), `${this.pooled(found)}. This file has no single numbers here.`));
     if (found.hidden) return el("span", { class: "facts" }, soft("hidden by the mask, so the weight is 0"));
-    if (found.weight === null) return el("span", { class: "facts" }, figure(weightText(found.below).replace(/^(?!<)/, "≤ "), "not among the 8 largest of its row; only those are in the file"));
+    if (found.weight === null) return el("span", { class: "facts" }, figure(`≤ ${ceiling(found.below, 3)}`, "not among the 8 largest of its row; only those are in the file"));
     const { measure, kind } = this.app;
     const drawn = (one) => (kind === "uniform" ? [one.weight * one.visible, (one.error || 0) * one.visible] : kind === "rest" && one.rest !== undefined ? [one.rest, one.restError] : [one.weight, one.error]);
     const text = (...number) => (kind === "uniform" ? timesText(...number) : shareText(number[0], measure, number[1]));
@@ -327,8 +330,8 @@ class Stage {
       const part = (from, to) => range(Math.max(0, from), Math.min(to, tokens.length)).map((i) => (starts && (starts[i] < i || i === starts[at]) ? "" : readable(tokens[i]))).join(""); // each character once
       return el("p", { class: `snippet ${kind}` }, el("bdi", {}, `${at > 6 ? "…" : ""}${part(at - 6, at)}`, el("mark", { text: readable(tokens[at]) }), `${part(at + 1, at + 5)}${at + 5 < tokens.length ? "…" : ""}`));
     };
-    const { tokens, keys, starts } = manifest;
-    return [around(tokens, cell.query, "to", starts), around(keys || tokens, cell.key, "from", keys ? null : starts)];
+    const { tokens, keys, starts, key_starts } = manifest;
+    return [around(tokens, cell.query, "to", starts), around(keys || tokens, cell.key, "from", keys ? key_starts : starts)];
   }
 
   drawLegend(scale, pair) {
@@ -361,8 +364,9 @@ class Stage {
     if (depth >= levels) return;
     const atEnd = this.view && this.view.scale * span * (window.devicePixelRatio || 1) > 8;
     const known = rows === "top" && !this.difference && (kind === "mass" || kind === "peak") ? " The 8 largest weights of every row are drawn as single cells." : "";
+    const one = this.app.measure === "contribution" ? "contribution" : "weight";
     const command = model === "builtin" ? "headwise serve" : `headwise serve --model ${(model || "FOLDER").replace(/ \([a-z-]+\)$/, "")}`;
-    fill(this.limit, `One pixel of this file covers ${count(span)} × ${count(span)} weights.${known} For every single weight, run `, el("code", { text: command }), " and open the text there.");
+    fill(this.limit, `One pixel of this file covers ${count(span)} × ${count(span)} ${one}s.${known} For every single ${one}, run `, el("code", { text: command }), " and open the text there.");
     this.limit.classList.toggle("at-end", Boolean(atEnd));
   }
 }

@@ -1,6 +1,10 @@
 // What is shown: one head, the average of a layer ("3.*"), of one head over layers ("*.5") or of all ("*.*");
 // of the first text or, with the prefix "b:", of the one it is compared with.
 
+// The number of a layer in its model, and the name of one of its heads.
+const numberOf = (manifest, l) => manifest.layers[l].number ?? l;
+const headName = (manifest, l, h) => `${numberOf(manifest, l)}.${manifest.layers[l].heads[h].head}`;
+
 class Subject {
   constructor(side, layer, head) {
     Object.assign(this, { side, layer, head });
@@ -32,8 +36,8 @@ class Subject {
   }
 
   name(manifest) {
-    if (this.single) return `${this.layer}.${manifest.layers[this.layer].heads[this.head].head}`;
-    if (this.layer !== "*") return `layer ${this.layer}, average`;
+    if (this.single) return headName(manifest, this.layer, this.head);
+    if (this.layer !== "*") return `layer ${numberOf(manifest, this.layer)}, average`;
     return this.head === "*" ? "average of all heads" : `head ${this.head}, average over layers`;
   }
 

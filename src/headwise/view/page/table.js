@@ -48,6 +48,6 @@ class HeadTable {
       return cell;
     });
     return el("tr", { "aria-current": place === this.app.store.get("head") ? "true" : null },
-      el("th", { scope: "row" }, el("button", { class: "plain strong", text: `${l}.${head.head}`, onclick: () => this.app.open(place) })), el("td", { class: "reading-cell", text: head.about }), ...cells);
+      el("th", { scope: "row" }, el("button", { class: "plain strong", text: headName(this.app.side.manifest, l, h), onclick: () => this.app.open(place) })), el("td", { class: "reading-cell", text: head.about }), ...cells);
   }
 }

@@ -40,6 +40,9 @@ const digitsOf = (error, most = 3) => (error > 0 ? clamp(Math.floor(-Math.log10(
 // A number as text, with a real minus sign, and none before zero.
 const minusSign = (text) => (Number(text) === 0 ? text.replace("-", "") : text.replaceAll("-", "−"));
 
+// A bound is never rounded down.
+const ceiling = (x, digits) => (Math.ceil(x * 10 ** digits - 1e-6) / 10 ** digits).toFixed(digits);
+
 // A weight is never exactly 0: a softmax gives none.
 function weightText(weight, error = 0) {
   const digits = digitsOf(error);

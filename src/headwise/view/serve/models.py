@@ -13,6 +13,7 @@ from torch import Tensor
 from headwise.errors import CheckpointError, OptionError
 from headwise.models import LanguageModel, TextModel, open_model
 from headwise.models.opening import name_of_folder
+from headwise.models.text_model import UNKNOWN
 from headwise.study.importance import batch_of, importance, why_not_predicting
 from headwise.study.interventions import silence
 from headwise.study.passes import split_name
@@ -87,11 +88,15 @@ class Models:
 
 
 class NextToken(NamedTuple):
-    """A token that may come next, its probability, and what it adds to the text."""
+    """A token that may come next, its probability, what it adds to the text, and its id.
+
+    A part of a character adds no text: it cannot be written alone.
+    """
 
     token: str
     probability: float
     text: str
+    id: int
 
 
 class Outcome(NamedTuple):
@@ -319,4 +324,8 @@ def _likeliest(model: TextModel, logits: Tensor, ids: Tensor) -> tuple[NextToken
     found = logits.float().softmax(-1).topk(min(LIKELIEST, logits.shape[-1]))
     codec, before = model.codec, ids[0, -TAIL:].tolist()
     pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)
-    return tuple(NextToken(codec.decode(token), share, added(codec, before, [token])) for token, share in pairs)
+    texts = {token: added(codec, before, [token]) for token in found.indices.tolist()}
+    return tuple(
+        NextToken(codec.label(token), share, "" if UNKNOWN in texts[token] else texts[token], token)
+        for token, share in pairs
+    )

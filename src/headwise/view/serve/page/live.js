@@ -19,7 +19,7 @@ class Live {
     this.outcome = new OutcomePanel(this);
     this.silent = new SilentHeads(this);
     this.build();
-    new ResizeObserver(() => this.app?.atlas.fit()).observe(root); // it takes room from the pictures below it
+    new ResizeObserver(() => this.app?.fit()).observe(root); // it takes room from the pictures below it
     this.start();
   }
 
@@ -96,7 +96,7 @@ class Live {
     this.pending = this.text.value.length > 0 && this.text.value.length + this.target.value.length <= TYPED && !this.file;
     this.typed();
     this.mark();
-    if (!this.text.value) this.say("Type or paste a text.");
+    if (!this.text.value) this.say("Type or paste a text. The pictures are those of the text before.");
   }
 
   typedEnough() {

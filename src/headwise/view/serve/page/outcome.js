@@ -26,23 +26,35 @@ class OutcomePanel {
     return el("div", { class: "loss" }, title, el("p", {}, ...told));
   }
 
-  // The likeliest tokens with all heads and without some, each with both numbers if known.
+  // The likeliest tokens with all heads and without some, each with both numbers if known; the likeliest now first.
   next(all, now, off) {
     if (!now.next.length) return null;
-    const before = new Map((off && all ? all.next : []).map((x) => [x.token, x.probability]));
-    const after = new Map(now.next.map((x) => [x.token, x.probability]));
-    const texts = new Map([...now.next, ...(all?.next || [])].map((x) => [x.token, x.text]));
-    const tokens = [...new Set([...now.next.slice(0, 6), ...(off && all ? all.next.slice(0, 2) : [])].map((x) => x.token))];
-    const cell = (map, token) => {
-      const share = map.get(token);
+    const others = off && all ? all.next : [];
+    const shares = (next) => new Map(next.map((x) => [x.id, x.probability]));
+    const [before, after] = [shares(others), shares(now.next)];
+    const found = new Map([...now.next.slice(0, 6), ...others.slice(0, 2)].map((x) => [x.id, x]));
+    const tokens = [...found.values()].sort((a, b) => (after.get(b.id) ?? 0) - (after.get(a.id) ?? 0));
+    const cell = (map, { id }) => {
+      const share = map.get(id);
       const made = el("td", { class: "number", text: share === undefined ? "< " + percent(Math.min(...map.values())) : percent(share) });
       made.style.setProperty("--share", `${Math.round(100 * (share || 0))}%`);
       return made;
     };
     const row = (name, title, map) => el("tr", { class: name }, el("th", { scope: "row", text: title }), ...tokens.map((token) => cell(map, token)));
-    const heads = el("tr", {}, el("th", { scope: "col", text: "next token" }), ...tokens.map((token) => el("th", { scope: "col" }, el("button", { type: "button", class: "plain candidate", title: "Append this token to the text", onclick: () => this.live.append(texts.get(token)) }, /^ +[^ ]/.test(token) ? el("span", { class: "soft", text: SIGNS[" "] }) : null, el("bdi", { text: wordOf(token) })))));
+    const heads = el("tr", {}, el("th", { scope: "col", text: "next token" }), ...tokens.map((one) => el("th", { scope: "col" }, this.candidate(one, tokens))));
     return el("table", { class: "next" }, el("thead", {}, heads), el("tbody", {},
       off && all ? row("before", "all heads", before) : null,
       row("after", off ? `without ${plural(off, "head")}` : "probability", after)));
+  }
+
+  // A button that appends the token; one that cannot be written alone is only named. Equal labels are told apart by ids.
+  candidate(found, tokens) {
+    const { text, id } = found;
+    const spaced = (one) => /^ +[^ ]/.test(one.token);
+    const label = (one) => (one.text ? wordOf(one.token) : readable(one.token));
+    const same = tokens.filter((other) => label(other) === label(found) && spaced(other) === spaced(found)).length > 1;
+    const name = [spaced(found) ? soft(SIGNS[" "]) : null, el("bdi", { text: label(found) }), same ? soft(` #${id}`) : null];
+    if (!text) return el("span", { title: `Token ${id} cannot be appended: it is no text alone` }, ...name);
+    return el("button", { type: "button", class: "plain candidate", title: `Append this token to the text (token ${id})`, onclick: () => this.live.append(text) }, ...name);
   }
 }

@@ -348,3 +348,15 @@ def test_a_bias_beside_is_causal_is_judged_as_the_kernel_on_the_cpu_computes_it(
     report = judged(source)
     assert not report.wrong, report
     assert "a built-in causal mask" in report.variants
+
+
+def test_a_mask_that_is_kept_from_the_first_call_is_remembered(judged):
+    steps = "if mask is not None:\n            {kept}scores = scores + self.bias"
+    kept = "self.bias = (1.0 - mask[:, None, None, :]) * torch.finfo(scores.dtype).min\n            "
+    source = written(inputs="x, mask=None", masked=steps.format(kept=kept)).replace("self.register_buffer", "#")
+    assert judged(source).verdict == "right"
+    once = "if self.bias is None:\n                " + kept
+    source = written(inputs="x, mask=None", masked=steps.format(kept=once)).replace("self.register_buffer", "#")
+    report = judged(source.replace("self.drop =", "self.bias = None\n        self.drop ="))
+    assert report.cause == "remembers-calls", report
+    assert report.findings[0].text == "if self.bias is None:"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwise.check.arguments import (
     Built,
@@ -139,6 +139,17 @@ class Bound(Instance):
         with quiet(), self.case.coverage:
             thing = self.built.remake(self.case.target, self.sizes, changes)
             prepare(thing, self.sizes)
+        return thing
+
+    def uncalled(self) -> Any:
+        """A new object with the same weights that was never called; None where none can be made."""
+        if not inspect.isclass(self.case.target) or not isinstance(self.thing, nn.Module):
+            return None
+        try:
+            thing = self.rebuilt()
+            thing.load_state_dict(self.thing.state_dict())
+        except Exception:  # it cannot be made again, or keeps something in its state
+            return None
         return thing
 
     def gives(self, output: Tensor | None) -> bool:

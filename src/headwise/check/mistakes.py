@@ -350,7 +350,7 @@ _ROWS = (
       "Look for self.training, and for the branch that it takes.", symptom=True),
     M("remembers-calls", "wrong", "a second call with the same input gives another result",
       "The first call left something behind that the next one uses.",
-      "Look for assignments to self in forward.", explains=("size-fixed", "cross-length")),
+      "Look for assignments to self in forward.", explains=("size-fixed", "cross-length", "gradient-cut")),
     M("input-modified", "wrong", "a call changes its own input",
       "Code that uses the tensor afterwards, such as a residual connection, gets different numbers.",
       "Replace the in-place operation with one that returns a new tensor.", explains=("remembers-calls",)),

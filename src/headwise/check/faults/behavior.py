@@ -83,16 +83,31 @@ def repeated_calls(bound: Bound, reading: AttentionReading | None) -> Found:
         )
         words = f"after a call with another input, the difference is {gap}"
         yield Finding("remembers-calls", words, bound.case.idle_line() or bound.case.line_of_state())
+        return
+    for given in usable_masks(bound, reading):
+        if (gap := _kept_from(given, bound)) is not None:
+            words = f"after a call with another {next(iter(given))}, the difference is {gap:.3g}"
+            yield Finding("remembers-calls", words, bound.case.line_of_state())
+            return
+
+
+def _kept_from(given: dict[str, Any], bound: Bound) -> float | None:
+    """How much a call with a mask depends on the mask of the call before; None where it does not."""
+    other = {name: mask.roll(1, 0) for name, mask in given.items()}
+    again, fresh = bound.uncalled(), bound.uncalled()
+    if again is None or bound.case.line_of_state() is None:
+        return None
+    bound.output_of(bound.inputs, given, thing=again)
+    after, alone = (bound.output_of(bound.inputs, other, thing=thing) for thing in (again, fresh))
+    if after is None or alone is None or same(after.nan_to_num(), alone.nan_to_num()):
+        return None
+    return float((after - alone).abs().nan_to_num().max())
 
 
 def _of_a_new_object(bound: Bound, inputs: Inputs) -> Tensor | None:
     """The first result of an object with the same weights that was never called; None where none can be made."""
-    if not isinstance(bound.case.target, type) or not isinstance(bound.thing, nn.Module):
-        return None
-    try:
-        thing = bound.rebuilt()
-        thing.load_state_dict(bound.thing.state_dict())
-    except Exception:  # it cannot be made again, or keeps something in its state
+    thing = bound.uncalled()
+    if thing is None:
         return None
     return bound.output_of(inputs, thing=thing)
 

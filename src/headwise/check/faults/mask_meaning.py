@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -308,7 +309,7 @@ class MaskTrial:
         """One call with a mask of this shape that should mean `meant` (B, H, T, S)."""
         tried = TriedMask(shape, mask.clone(), meant=meant)
         try:
-            other = self.bound.called({self.name: mask})
+            other = self.bound.called({self.name: mask}, thing=self._thing())
         except Exception as error:
             tried.error, tried.line = error, error_line(error, self.bound.case.filename)
             return tried
@@ -341,6 +342,11 @@ class MaskTrial:
         elif (discarded := core.discarded_mask()) is not None:
             tried.meaning, tried.line = "discarded", discarded.line
         return tried
+
+    def _thing(self) -> Any:
+        """The object; where calls write into it, one that no earlier mask was passed to."""
+        fresh = self.bound.uncalled() if self.bound.case.line_of_state() is not None else None
+        return self.bound.thing if fresh is None else fresh
 
     def _has_more_axes(self, core: Core) -> bool:
         """Whether the mask has given the scores another axis: it fits by accident, where that axis has size one."""

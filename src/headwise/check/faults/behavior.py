@@ -85,8 +85,8 @@ def repeated_calls(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Finding("remembers-calls", words, bound.case.idle_line() or bound.case.line_of_state())
         return
     for given in usable_masks(bound, reading):
-        if (gap := _kept_from(given, bound)) is not None:
-            words = f"after a call with another {next(iter(given))}, the difference is {gap:.3g}"
+        if (kept := _kept_from(given, bound)) is not None:
+            words = f"after a call with another {next(iter(given))}, the difference is {kept:.3g}"
             yield Finding("remembers-calls", words, bound.case.line_of_state())
             return
 

@@ -22,7 +22,7 @@ ROLES = (
 CRASHES = (
     "crashes", "undefined-", "missing-", "contiguous", "mask-crashes", "cross-length", "grouped-", "buffer-",
     "beyond-buffer", "backward-", "no-return", "sizes", "size", "option-", "not-called", "misspelled-", "float-size",
-    "root-of-number", "tensor-as-condition", "unknown-name", "product-axes", "view-sizes", "joined-",
+    "root-of-number", "tensor-as-condition", "unknown-name", "product-axes", "view-sizes", "joined-", "wrong-arguments",
 )  # fmt: skip
 RETURNS = ("no-return", "weights-", "returned", "returns", "output-", "scores-")
 

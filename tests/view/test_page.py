@@ -364,7 +364,7 @@ def test_cross_attention_has_words_on_both_sides(open_page, tmp_path):
     page = open_page(view(weights, words=list("abc"), keys=list("tuvwxyz")).save(tmp_path / "heads.html"))
     assert page.locator('.word[data-side="key"]').all_inner_texts() == list("tuvwxyz")
     assert page.locator(".bracket").all_inner_texts() == ["key head 0", "key head 1"]
-    assert page.locator(".pairs .note").inner_text() == "besides the first token; each pair of words once"
+    assert page.locator(".pairs .note").inner_text() == "besides the first token; each pair of positions once"
     page.locator('.word[data-side="query"]').nth(1).hover()
     until(page, "document.querySelectorAll('.to .figure').length === 5")
     page.keyboard.press("3")

@@ -295,7 +295,7 @@ def test_the_pair_of_a_head_is_of_the_kind_that_the_head_is_named_for(result):
 def test_a_table_says_what_its_numbers_leave_out(result, width):
     said = " ".join(drawn(result, width, Palette(0)).split())
     assert "example besides the first token" in said
-    assert "% on the first token: of all attention; other %: without the first token" in said
+    assert "% on the first token or a second sink: of all attention; other %: without the first token" in said
     assert "Weights in examples: as they are." in said
 
 

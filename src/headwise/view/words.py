@@ -38,6 +38,7 @@ TARGETS = {
     "broad": "broadly, to the whole text",
 }
 
+OF_TOKENS = ("fixed-offset",)  # how many tokens do so, not how much of their attention
 WHOLE = (FIRST_SINK, SECOND_SINK)  # shares of all attention; others are of what is left without the first token
 NUMBERS = {name: number for number, name, _ in READINGS}  # by the names of heads, what they are named for
 BROAD = "broad"
@@ -56,7 +57,7 @@ def described(head: HeadSummary) -> str:
         return "has no single pattern"
     first, *second = head.traits
     more = [f"{second_of(head.traits, '; of the rest, ')}{_share(trait)}{_target(trait)}" for trait in second]
-    without = "" if first.name in WHOLE else f" {WITHOUT_FIRST}"
+    without = "" if first.name in (*WHOLE, *OF_TOKENS) else f" {WITHOUT_FIRST}"
     return f"attends {_target(first)}{_share(first, f' ({{}}{without})')}{''.join(more)}"
 
 
@@ -100,7 +101,8 @@ def _target(trait: Trait) -> str:
 
 def _share(trait: Trait, form: str = "{} ") -> str:
     """How much of the attention goes there; an entropy is not a share of attention."""
-    return "" if trait.name == BROAD else form.format(percent(trait.share))
+    share = f"{percent(trait.share)}{' of tokens' if trait.name in OF_TOKENS else ''}"
+    return "" if trait.name == BROAD else form.format(share)
 
 
 def example(view: View, head: Head) -> str:

@@ -444,7 +444,8 @@ def test_a_run_is_cancelled(live, page, monkeypatch):
         patch.setattr(runs, "run_model", endless)
         ask(page, "The captain looked back.")
         page.click(".stop")
-        wait(page, "document.querySelector('.status').textContent === 'Cancelled.'")
+        wait(page, "document.querySelector('.status').textContent.startsWith('Cancelled. The pictures are those')")
+        assert not page.is_visible(".outcome")  # the loss and the next tokens of the text before
         assert page.inner_text(".go") == "Run"
         wait_for_end = time.monotonic() + 20
         while any(look.stage == "running" for look in live.runs._kept.values()):

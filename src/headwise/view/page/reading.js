@@ -173,7 +173,7 @@ class Reading {
     const { manifest } = this.app.side;
     if (!manifest.pairs.length) return null;
     const but = manifest.keys ? "the first token" : "the first, the previous and the same token";
-    return el("div", { class: "pairs" }, el("h3", { text: "Largest attention weights of all heads" }), el("p", { class: "soft note", text: `besides ${but}; each pair of words once${this.app.without ? "; all tokens count" : ""}` }), el("ul", {}, ...manifest.pairs.map((pair) =>
+    return el("div", { class: "pairs" }, el("h3", { text: "Largest attention weights of all heads" }), el("p", { class: "soft note", text: `besides ${but}; each pair of positions once${this.app.without ? "; all tokens count" : ""}` }), el("ul", {}, ...manifest.pairs.map((pair) =>
       el("li", {}, el("button", { class: "pair", onclick: () => this.app.openPair(pair) },
         el("span", { class: "pair-words" }, this.placed(manifest.labels, pair.query), " → ", this.placed(manifest.keyLabels, pair.key)), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), soft(` head ${headName(manifest, pair.layer, pair.head)}`))))));
   }

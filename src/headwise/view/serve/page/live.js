@@ -84,7 +84,8 @@ class Live {
   // The button says which of these it is.
   mark() {
     const { state } = this;
-    document.documentElement.classList.toggle("no-text", state === "empty");
+    const other = this.side && !this.asksFor(this.side.asked); // the loss and the next tokens are those of another text
+    document.documentElement.classList.toggle("no-text", state === "empty" || (state === "changed" && other));
     const [text, title] = STATES[state];
     if (this.go.dataset.state === state) return;
     Object.assign(this.go, { textContent: text, title, disabled: state !== "changed" });
@@ -364,7 +365,7 @@ class Live {
     this.silent.restore(this.outcome.off || []);
     this.off = String(this.silent.pairs);
     if (this.side) this.asked = this.side.asked;
-    this.end("Cancelled.");
+    this.end(this.asksFor(this.side?.asked) ? "Cancelled." : "Cancelled. The pictures are those of the text before.");
   }
 
   // Cancel the current run, unless its maps are shown.

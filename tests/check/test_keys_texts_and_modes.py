@@ -360,3 +360,34 @@ def test_a_mask_that_is_kept_from_the_first_call_is_remembered(judged):
     report = judged(source.replace("self.drop =", "self.bias = None\n        self.drop ="))
     assert report.cause == "remembers-calls", report
     assert report.findings[0].text == "if self.bias is None:"
+
+
+def test_an_optional_query_asks_what_is_always_given(judged):
+    source = written(inputs="x, q=None", answers="x", asks="q", masked="pass", forward_text="")
+    source = source.replace("self.register_buffer", "#").replace(
+        "        q, k, v =", "        q = x if q is None else q\n        q, k, v ="
+    )
+    report = judged(source)
+    assert report.verdict == "right", report
+    assert report.call == "forward(x, q)"
+
+
+def test_a_module_of_settings_that_is_missing_is_stood_in_for(judged):
+    source = written(masked="pass").replace("self.register_buffer", "#").split("\n\nlayer")[0]
+    source = source.replace("(self, cfg)", "(self)").replace("import math", "import math\nimport config as cfg")
+    assert judged(source).verdict == "right", source
+
+
+def test_a_function_of_a_missing_file_is_no_size(judged):
+    source = written(masked="q, k = apply_rotary_emb(q, k)").replace("self.register_buffer", "#")
+    report = judged(source.replace("import math", "import math\nfrom rope_of_mine import apply_rotary_emb"))
+    assert report.verdict == "unknown", report
+    assert "rope_of_mine" in " ".join(report.doubts)
+
+
+def test_torchs_own_layer_may_refuse_to_be_causal_without_a_mask(judged):
+    layer = PIXELS.replace("image, text", "x, mask=None, is_causal=False").replace("text", "x")
+    layer = layer.replace("        B, C, H, W = image.shape\n        pixels = image.flatten(2).transpose(1, 2)\n", "")
+    layer = layer.replace("query=pixels", "query=x").replace("value=x", "value=x, attn_mask=mask, is_causal=is_causal")
+    layer = layer.replace("out.transpose(1, 2).reshape(B, C, H, W)", "out")
+    assert not judged(layer).wrong

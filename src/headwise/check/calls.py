@@ -315,8 +315,9 @@ def _by_names(parameters: list[inspect.Parameter], memories: set[str]) -> CallFo
     sides = _sides(parameters)
     for p in parameters:
         role = None if p.name in sides else call_role(p.name)
-        role = "memory" if p.name in memories and role in (None, "self", "query") else role
-        optional_source = role in ("key", "value", "memory") and p.default is None
+        asks = p.name in memories and plain(p.name) in ("q", "query", "queries")  # the required one is what it reads
+        role = "memory" if p.name in memories and role in (None, "self", "query") and not asks else role
+        optional_source = (role in ("key", "value", "memory") or asks) and p.default is None
         if role == "mask":
             masks.append(p.name)
         elif role in INPUTS and (p.default is p.empty or optional_source):

@@ -13,7 +13,7 @@ import linecache
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterator, MutableMapping
 from dataclasses import replace
 from typing import Any
 
@@ -52,7 +52,7 @@ from headwise.check.code.case import Case
 from headwise.check.code.constants import constants, own_sizes, restore, write
 from headwise.check.code.example import example_arguments
 from headwise.check.code.names import globals_read
-from headwise.check.code.stubs import Stub
+from headwise.check.code.stubs import Stub, StubModule
 from headwise.check.configuration import own_configuration
 from headwise.check.environment import Repaired, Repairs, double_by_default, quiet
 from headwise.check.explain import explained
@@ -123,8 +123,10 @@ class Search:
 
     def _usual_sizes(self) -> Iterator[CallSizes]:
         """Our sizes, written into the module's constants; then the module's own."""
+        calls = (n.func for n in ast.walk(self.case.whole_tree) if isinstance(n, ast.Call))
+        called = {n.id for n in calls if isinstance(n, ast.Name)}
         for space in self.case.namespaces:
-            _stand_in(space, CallSizes())
+            _stand_in(space, CallSizes(), called)
         _stand_in_left_out(self.case, CallSizes())
         found = constants(self.case.namespaces)
         write(found, CallSizes())
@@ -353,10 +355,12 @@ def _takes_head_width(error: Exception, sizes: CallSizes) -> bool:
     return False
 
 
-def _stand_in(namespace: MutableMapping[str, Any], sizes: CallSizes) -> None:
+def _stand_in(namespace: MutableMapping[str, Any], sizes: CallSizes, called: Collection[str]) -> None:
     """Replace sizes and configurations imported from a missing file by what their names mean."""
     for name, value in list(namespace.items()):
-        if isinstance(value, Stub) and not re.match(r"[A-Z][a-z]", name):  # which is a class
+        if isinstance(value, StubModule) and is_configuration(name):
+            namespace[name] = StandInConfig(sizes)
+        elif isinstance(value, Stub) and not re.match(r"[A-Z][a-z]", name) and name not in called:  # no class
             role = constructor_role(name)
             if role is not None:
                 namespace[name] = value_for(role, sizes)

@@ -29,7 +29,7 @@ CAPITAL = f"s and capitals: {ON_FIRST}"
 WITHOUT = f" {WITHOUT_FIRST}"  # how `described` says it of a share; said once for all heads
 EXAMPLE = f"example {BESIDES_FIRST}"
 EXPLAINED = (
-    f"% on the first token or a second sink: of all attention; other %: {WITHOUT_FIRST}, the rest being 100 %. "
+    f"% on the first token or a second sink: of all attention; other %: {WITHOUT_FIRST}. "
     "Weights in examples: as they are."
 )
 NO_PATTERN = "No head has a clear pattern in this text; a longer one may show some."

@@ -392,6 +392,7 @@ def _with_causal(bound: Bound, reading: AttentionReading, argument: MaskArgument
     if flag is None or tried is None or tried.meant is None or reading.pattern != "full":
         return
     try:
+        bound.called({flag: True})  # where torch refuses this, the flag only says something of the mask
         other = bound.called({argument.name: tried.mask.clone(), flag: True})
     except Exception:  # it is refused, as by torch's fused attention
         return

@@ -166,6 +166,8 @@ def _hides_less_at_first(reading: AttentionReading, table: torch.Tensor) -> bool
     """Whether tokens see later ones in a short input and none in a longer one, which no window does."""
     if reading.scores is None or table.dim() != 2 or bool(table.triu(1).any()):
         return False
+    if len(table) <= reading.visible.shape[-2]:
+        return False
     return bool(reading.visible[0, 0].triu(1).any()) and bool(table.diagonal().all())
 
 

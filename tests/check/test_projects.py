@@ -315,3 +315,13 @@ def test_a_file_of_the_book_that_is_missing_is_replaced_by_an_import_of_ours(tmp
     assert doubt.endswith(f"this line replaces the import: {line}")
     path.write_text(wrapper.replace("from casual_attention import CausalAttention", line))
     assert judge_file(path, thorough=False).doubts == []
+
+
+def test_sizes_from_a_file_that_is_not_here_are_ours_to_choose(tmp_path):
+    settings = "with open('sizes.yml') as f:\n    sizes = f.read()\n\nWIDTH = sizes['width']\nHEADS = sizes['heads']\n\n\nclass"
+    source = RIGHT.replace("class", settings, 1).replace("d_model, num_heads,", "d_model=WIDTH, num_heads=HEADS,")
+    path = tmp_path / "attention.py"
+    path.write_text(source)
+    assert is_right(path)
+    path.write_text(source.replace("math.sqrt(self.head_dim)", "math.sqrt(query.size(-1))"))
+    assert judge_file(path, thorough=False).cause == "scale-d_model"

@@ -66,6 +66,7 @@ class Loaded:
     failed_imports: dict[str, tuple[int, str]] = field(default_factory=dict)  # name → line, and what is missing
     skipped: dict[str, ast.stmt] = field(default_factory=dict)  # statements that were not run, by the names they define
     only_in_main: set[str] = field(default_factory=set)  # names that only the demo under __main__ assigns
+    unavailable: set[str] = field(default_factory=set)  # names that would come from a file that is not here
     flags: int = 0  # of `from __future__ import annotations`
     finder: StubFinder = field(default_factory=lambda: StubFinder(set()))
     siblings: list["Loaded"] = field(default_factory=list)  # files of the project that it imports
@@ -231,6 +232,12 @@ class Loaded:
         except (Exception, SystemExit) as error:
             if getattr(statement, "decorator_list", None):  # a registry that is not here
                 return self._execute(_undecorated(statement))
+            missing = isinstance(error, NameError) and error.name in self.unavailable
+            if missing and isinstance(statement, ast.ClassDef | ast.FunctionDef) and error.name not in self.namespace:
+                self.namespace[error.name] = Stub(error.name)
+                return self._execute(statement)
+            if missing or isinstance(error, OSError):
+                self.unavailable |= _assigned(ast.Module([statement], []))
             words = f"{type(error).__name__}: {error}"
             self.problems.append((statement.lineno, words))
             if isinstance(statement, ast.ClassDef):

@@ -17,6 +17,7 @@ from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN
 from headwise.check.code.choices import annotated, compared, kept_as
 from headwise.check.code.example import example_arguments
+from headwise.check.code.stubs import Stub
 from headwise.check.configuration import ABSENT, KeyUses, as_dictionary, own_configuration, uses_of
 from headwise.check.faults.causal import CAUSAL_FLAGS
 from headwise.check.faults.crashes import EMPTY_VIEW
@@ -339,6 +340,9 @@ def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
     if not isinstance(target, type) or built.config is not None or not built.certain:
         return
     parameters = {p.name: p for p in parameters_of(target)}
+    if any(isinstance(p.default, Stub) for p in parameters.values()):
+        yield Note("untried", "its defaults, which come from a file that is not here")
+        return
     kept = {
         n: v for n, v in built.arguments.items() if n in parameters and parameters[n].default is inspect.Parameter.empty
     }

@@ -232,9 +232,10 @@ class Loaded:
         except (Exception, SystemExit) as error:
             if getattr(statement, "decorator_list", None):  # a registry that is not here
                 return self._execute(_undecorated(statement))
-            missing = isinstance(error, NameError) and error.name in self.unavailable
-            if missing and isinstance(statement, ast.ClassDef | ast.FunctionDef) and error.name not in self.namespace:
-                self.namespace[error.name] = Stub(error.name)
+            name = error.name if isinstance(error, NameError) else ""
+            missing = name in self.unavailable
+            if missing and isinstance(statement, ast.ClassDef | ast.FunctionDef) and name not in self.namespace:
+                self.namespace[name] = Stub(name)
                 return self._execute(statement)
             if missing or isinstance(error, OSError):
                 self.unavailable |= _assigned(ast.Module([statement], []))

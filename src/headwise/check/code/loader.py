@@ -232,7 +232,7 @@ class Loaded:
         except (Exception, SystemExit) as error:
             if getattr(statement, "decorator_list", None):  # a registry that is not here
                 return self._execute(_undecorated(statement))
-            name = error.name if isinstance(error, NameError) else ""
+            name = str(error.name) if isinstance(error, NameError) else ""
             missing = name in self.unavailable
             if missing and isinstance(statement, ast.ClassDef | ast.FunctionDef) and name not in self.namespace:
                 self.namespace[name] = Stub(name)

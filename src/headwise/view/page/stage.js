@@ -90,7 +90,7 @@ class Stage {
       new Gestures(map, {
         moved: () => this.moved(),
         point: (cell) => this.point(cell, map),
-        choose: (cell) => map.subject.side || this.app.lock(cell.query === this.app.locked() ? null : cell.query),
+        choose: (cell, again = true) => map.subject.side || this.app.lock(again && cell.query === this.app.locked() ? null : cell.query),
       });
     }
     fill(this.maps, ...this.shown.map((map) => map.root));
@@ -254,7 +254,7 @@ class Stage {
     const [drawn, than] = this.compared(second);
     const { manifest } = app.sides[drawn.side];
     if (!cell || cell.query >= manifest.T || cell.key >= manifest.S) {
-      fill(this.info, soft("Point at the map. Zoom with the wheel, a pinch, or + and −. Move by dragging or with the arrow keys."));
+      fill(this.info, soft("Point at the map, or tap it. Zoom with the wheel, a pinch, or + and −. Move by dragging or with the arrow keys."));
       return;
     }
     const [found, other] = await tracked(Promise.all([app.data.cell(drawn, cell.query, cell.key, app.kind), than && this.sameSize(this.minus) ? app.data.cell(than, cell.query, cell.key, app.kind) : null]));

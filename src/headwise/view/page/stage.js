@@ -350,7 +350,7 @@ class Stage {
     const all = this.app.kind === "rest" ? " They include the first token." : "";
     const { bin } = this.app.side.manifest;
     const binned = bin > 1 ? ` Each bar covers ${count(bin)} tokens: what they received together, and their mean entropy and distance.` : "";
-    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats${this.app.side.manifest.keys ? "" : " and mean distance in tokens"} of each query. A full bar is the number after ≤: the largest there is or, for entropy, the largest possible.${binned}${all}` });
+    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats${this.app.side.manifest.keys ? "" : " and mean distance in tokens"} of each query. A full bar is the number after ≤: the largest there is or, for entropy, the largest possible, rounded up.${binned}${all}` });
   }
 
   // Where the pictures of the file end, how to go on.

@@ -862,6 +862,12 @@ def test_bounds_are_rounded_up(open_view, builtin):
     assert any("with first" in text for text in written[0])
 
 
+def test_the_title_quotes_special_tokens_that_were_typed(open_view, builtin):
+    page = open_view(view(builtin, "one two <s> three"))
+    assert page.locator("h1").inner_text() == page.title()
+    assert page.title().endswith(" do with “one two <s> three”")
+
+
 def test_a_full_margin_bar_is_the_number_printed(open_view, builtin):
     page = open_view(view(builtin, TEXT), "#view=map")
     until(page, RESTING)

@@ -862,6 +862,43 @@ def test_bounds_are_rounded_up(open_view, builtin):
     assert any("with first" in text for text in written[0])
 
 
+def test_the_title_quotes_special_tokens_that_were_typed(open_view, builtin):
+    page = open_view(view(builtin, "one two <s> three"))
+    assert page.locator("h1").inner_text() == page.title()
+    assert page.title().endswith(" do with “one two <s> three”")
+
+
+def test_a_full_margin_bar_is_the_number_printed(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map")
+    until(page, RESTING)
+    texts, bars, most, sizes = page.evaluate(
+        f"""(() => {{
+            const [map] = {APP}.stage.shown, texts = [], bars = [], colors = {APP}.colors();
+            const context = new Proxy(document.createElement('canvas').getContext('2d'), {{
+                get: (target, name) => (name === 'fillText' ? (text) => texts.push(text)
+                    : name === 'fillRect' ? (...box) => bars.push(box)
+                    : typeof target[name] === 'function' ? target[name].bind(target) : target[name]),
+                set: (target, name, value) => ((target[name] = value), true),
+            }});
+            map.edges(context, colors);
+            const largest = (numbers) => numbers.reduce((a, b) => Math.max(a, b));
+            const {{ entropy, distance, received }} = map.margins;
+            const band = map.pads.right < 80 ? 20 : 44, high = map.view.scale >= 12 ? 18 : 34;
+            const side = map.plot.width + 8, next = side + band + 8;
+            const of = (keep, size) => Math.max(...bars.filter(keep).map(size));
+            return [texts, [
+                of(([x]) => x === side, (box) => box[2] / band), of(([x]) => x === next, (box) => box[2] / band),
+                of(([x]) => x < side, (box) => (box[3] / high) ** 2)],
+                [entropy, distance, received].map(largest), [map.view.scale, map.margins.bin]];
+        }})()"""
+    )
+    assert sizes[0] * sizes[1] >= 1, "each bar is one number, not a mean of several"
+    bounds = [float(text.lstrip("≤ ")) for text in texts if text.startswith("≤")]
+    assert len(bounds) == 3
+    for bar, bound, largest in zip(bars, bounds, most, strict=True):
+        assert bar * bound == pytest.approx(largest, rel=1e-4)
+
+
 def test_differences_leave_no_room_for_bars_that_they_do_not_have(open_view, builtin):
     page = open_view(view(builtin, TEXT), "#view=map&head=4.2")
     until(page, RESTING)

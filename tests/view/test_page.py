@@ -71,6 +71,8 @@ def short(result, tmp_path_factory):
 
 RESTING = "document.getElementById('headwise').headwise.resting"
 
+APP = "document.getElementById('headwise').headwise"
+
 
 def until(page, expression, seconds=20):
     """Wait for it; asked from outside, because the page allows no script but its own."""
@@ -444,6 +446,46 @@ def test_on_a_phone_the_whole_atlas_is_on_one_screen_and_a_tap_shows_the_map(bro
     )
     assert 0 <= top < bottom <= 844
     context.close()
+
+
+def test_a_tap_on_the_map_shows_what_the_mouse_shows_and_keeps_the_row(browser, short):
+    phone = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    seen = []
+    for context in (browser.new_context(viewport={"width": 390, "height": 844}), phone):
+        page = context.new_page()
+        page.goto(f"file://{short}#view=map&head=4.2")
+        settled(page)
+        # Taps of a test follow each other so fast that they are double taps, which zoom.
+        page.evaluate("document.addEventListener('dblclick', (event) => event.stopPropagation(), true)")
+        seen.append([])
+        for query, key in ((9, 4), (9, 2), (11, 2)):
+            x, y = page.evaluate(
+                f"""(() => {{
+                    const [map] = {APP}.stage.shown, box = map.canvas.getBoundingClientRect();
+                    return [box.left + map.pads.left + ({key} + 0.5 - map.view.x) * map.view.scale,
+                            box.top + map.pads.top + ({query} + 0.5 - map.view.y) * map.view.scale];
+                }})()"""
+            )
+            if context is phone:
+                page.touchscreen.tap(x, y)
+                until(page, f"{APP}.store.get('word') == '{query}'")
+            else:
+                page.mouse.move(x, y)
+            until(
+                page,
+                f"[['to', {query}], ['from', {key}]].every(([side, at]) =>"
+                " document.querySelector(`.info .${side}-word`)?.textContent.endsWith(` ${at}`))",
+            )
+            seen[-1].append(page.locator(".info").inner_text())
+        if context is phone:
+            page.touchscreen.tap(x, y)
+            until(page, f"{APP}.store.get('word') === ''")
+            assert page.locator(".info").inner_text() == seen[-1][-1], "the second tap lets go of the row only"
+        context.close()
+    pointed, tapped = seen
+    assert tapped == pointed
+    assert len(set(tapped)) == 3
+    assert all(name in text for text in tapped for name in ("weight", "uniform attention", "in its row", "logit"))
 
 
 def test_thirty_layers_fit_one_screen(open_page, tmp_path):

@@ -167,6 +167,19 @@ def test_a_list_of_words_stands_apart_in_the_heading():
     assert view(weights, words=["the", "old", "sea"]).heading.endswith(" do with “the old sea”")
 
 
+@pytest.mark.parametrize("text", ["one two <s> three", "<s> one", "one [SEP]", "<|start|> one", "<s>"])
+def test_the_heading_quotes_special_tokens_that_were_typed(text):
+    found = view(load_builtin(), text)
+    assert found.tokens[0] == "<|start|>"
+    assert found.heading.endswith(f" do with “{text}”")
+
+
+def test_of_given_tokens_the_heading_leaves_out_special_ones_at_both_ends():
+    weights = AttentionMap(torch.randn(1, 1, 6, 5), torch.randn(1, 1, 6, 5))
+    found = view(weights, words=["[CLS]", "the", "<s>", "sea", "[SEP]", "[PAD]"])
+    assert found.heading.endswith(" do with “the <s> sea”")
+
+
 def test_a_view_has_a_short_name_beside_another():
     weights = AttentionMap(torch.randn(1, 1, 3, 5), torch.randn(1, 1, 3, 5))
     sea, ship = (view(weights, words=["the", "old", word]) for word in ("sea", "ship,"))

@@ -6,6 +6,7 @@ import torch
 import headwise
 from headwise import OptionError, load_builtin
 from headwise.cli import main
+from headwise.models.text_model import TokenCodec
 from headwise.view import texts
 from serving import TEXT, translator
 
@@ -31,6 +32,19 @@ def test_every_part_of_a_model_can_be_viewed(model, part):
     assert "".join(found.tokens).endswith(TEXT if part == "encoder" else TARGET)
     assert "".join(found.keys).endswith(TARGET if part == "decoder" else TEXT)
     assert found.measures == ("weights", "value", "contribution")
+    assert f" do with “{TEXT[:20] if part == 'encoder' else TARGET + '”'}" in found.heading
+    assert (f", attending to “{TEXT[:20]}" in found.heading) == (part == "cross-attention")
+
+
+def test_what_a_tokenizer_adds_around_a_text_is_known_by_its_place():
+    codec = TokenCodec(lambda text: [int(word) for word in text.split()], before=(1,), after=(2,))
+    ids, target = torch.tensor([[1, 1, 7, 2, 2]]), torch.tensor([[0, 1, 7, 2]])
+    assert texts.RunTexts(ids).view(codec)["around"] == (1, 1)
+    assert texts.RunTexts(ids[:, 2:4]).view(codec)["around"] == (0, 1)
+    assert texts.RunTexts(ids, target, "encoder").view(codec)["around"] == (1, 1)
+    assert texts.RunTexts(ids, target, "decoder").view(codec)["around"] == (2, 0)
+    crossed = texts.RunTexts(ids, target, "cross-attention").view(codec)
+    assert (crossed["around"], crossed["key_around"]) == ((2, 0), (1, 1))
 
 
 def test_the_encoder_is_shown_first_and_the_decoder_reads_what_the_model_writes(model):

@@ -38,7 +38,7 @@ from headwise.weights.summary import Head, Summary, clearest, kind_counts, kinds
 
 EXCERPT = 64  # characters of the text in a heading
 NAME = 16  # characters of the short name of a view
-SPECIAL = re.compile(r"<\|?\w+\|?>|\[[A-Z]+\]")  # tokens such as <|start|>, <s> and [CLS], which are not text
+SPECIAL = re.compile(r"<\|?\w+\|?>|\[[A-Z]+\]")  # tokens such as <|start|>, <s> and [CLS]
 NEAR = sink(1) | offset(0) | previous_token()  # where most heads put most of their weight
 BESIDE = 3  # keys besides the first of which one is not in NEAR
 MOST_PAIRS = 32  # kept; `pairs` returns the first of them
@@ -76,6 +76,8 @@ class View:
         query_ids: Tensor | None = None,
         starts: Sequence[int] | None = None,
         key_starts: Sequence[int] | None = None,
+        around: tuple[int, int] | None = None,
+        key_around: tuple[int, int] | None = None,
         model: str = "",
         queries: int | None = None,
         carried: tuple[Carried, ...] | None = None,
@@ -96,6 +98,7 @@ class View:
         self.ids = None if ids is None else torch.as_tensor(ids).flatten()
         self.query_ids = None if query_ids is None else torch.as_tensor(query_ids).flatten()
         self.starts, self.key_starts = _several(starts), _several(key_starts)
+        self.around, self.key_around = around, key_around  # how many tokens were added in front and behind, if known
         self.model = model  # its name, if known
         self.queries, self.progress = spread(self.T, queries), progress
         self.carried = carried  # what the weights carry, layer by layer, if known
@@ -143,7 +146,7 @@ class View:
         Args:
             other: the view that it stands beside.
         """
-        words, others = (SPECIAL.sub(" ", view._plain).split() for view in (self, other))
+        words, others = (view._plain.split() for view in (self, other))
         for place, word in enumerate(words):
             if word not in others[place : place + 1]:
                 return _excerpt(readable(word.strip(".,:;!?")), NAME)
@@ -158,21 +161,21 @@ class View:
 
     @property
     def _plain(self) -> str:
-        """The text; a list of words that no model has read would run together."""
+        """The text without what was added around it; a list of words that no model has read would run together."""
         apart = not self.model and all(token.split() == [token] for token in self.tokens)
-        return " ".join(self.tokens) if apart else self.text
+        return _written(self.tokens, self.starts, self.around, " " if apart else "")
 
     @property
     def _quoted(self) -> str:
         """The beginning of the text."""
-        words = readable(" ".join(SPECIAL.sub(" ", self._plain).split()))
+        words = readable(" ".join(self._plain.split()))
         quoted = any(letter.isalpha() for letter in words)
         return f"“{_excerpt(words, EXCERPT)}”" if quoted else _count(self.T, "token")
 
     @property
     def _keys_quoted(self) -> str:
         """In cross-attention, the beginning of the other text."""
-        words = readable(" ".join(SPECIAL.sub(" ", _once(self.keys, self.key_starts)).split()))
+        words = readable(" ".join(_written(self.keys, self.key_starts, self.key_around).split()))
         if self.keys is self.tokens or not any(letter.isalpha() for letter in words):
             return ""
         return f", attending to “{_excerpt(words, EXCERPT // 2)}”"
@@ -393,7 +396,23 @@ def _several(starts: Sequence[int] | None) -> Sequence[int] | None:
 
 def _once(tokens: Sequence[str], starts: Sequence[int] | None) -> str:
     """The text of some tokens, with each character once."""
-    return "".join(token for place, token in enumerate(tokens) if starts is None or starts[place] == place)
+    return _written(tokens, starts, (0, 0))
+
+
+def _written(
+    tokens: Sequence[str], starts: Sequence[int] | None, around: tuple[int, int] | None, between: str = ""
+) -> str:
+    """The text of some tokens, with each character once, without those that were added `around` it.
+
+    If it is not known how many were, those that look like it are left out at both ends.
+    """
+    front, back = around or (0, 0)
+    inside = range(front, len(tokens) - back)
+    while around is None and inside and SPECIAL.fullmatch(tokens[inside[0]].strip()):
+        inside = inside[1:]
+    while around is None and inside and SPECIAL.fullmatch(tokens[inside[-1]].strip()):
+        inside = inside[:-1]
+    return between.join(tokens[place] for place in inside if starts is None or starts[place] == place)
 
 
 def _words(tokens: Sequence[str] | None, count: int, name: str) -> list[str]:

@@ -50,17 +50,30 @@ class RunTexts(NamedTuple):
         """The keyword arguments of a `View` of these texts."""
         words, starts = zip(*codec.characters(self.queries[0].tolist()), strict=True)
         crosses = self.part == CROSS
-        told = {"tokens": words, "starts": starts, "ids": self.keys[0]}
+        decodes = self.target is not None and self.part != ENCODER
+        told: dict[str, Any] = {"tokens": words, "starts": starts, "ids": self.keys[0]}
+        told["around"] = _around(codec, self.queries[0].tolist(), decodes)
         if not crosses:
             return told
         keys, key_starts = zip(*codec.characters(self.keys[0].tolist()), strict=True)
-        return told | {"keys": keys, "key_starts": key_starts, "query_ids": self.queries}
+        told |= {"keys": keys, "key_starts": key_starts, "query_ids": self.queries}
+        return told | {"key_around": _around(codec, self.keys[0].tolist(), False)}
 
     @property
     def inputs(self) -> dict[str, Tensor]:
         """The keyword arguments of an encoder–decoder model."""
         assert self.target is not None  # noqa: S101 - a run writes it first
         return {"input_ids": self.ids, "decoder_input_ids": self.target}
+
+
+def _around(codec: TokenCodec, ids: Sequence[int], decodes: bool) -> tuple[int, int]:
+    """How many tokens were added in front of a text and behind it; the text of a decoder is not ended."""
+    start = int(decodes)
+    begun = start + len(codec.before)
+    front = begun if tuple(ids[start:begun]) == codec.before else start
+    back = 0 if decodes else len(codec.after)
+    ended = back > 0 and tuple(ids[front:][-back:]) == codec.after
+    return front, back if ended else 0
 
 
 def part_of(model: TextModel, asked: str | None) -> str:

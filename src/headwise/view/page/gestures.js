@@ -10,7 +10,7 @@ class Gestures {
     on("pointermove", (event) => this.move(event));
     on("pointerup", (event) => this.up(event));
     on("pointercancel", (event) => this.pointers.delete(event.pointerId));
-    on("pointerleave", () => !this.pointers.size && acts.point(null));
+    on("pointerleave", (event) => event.pointerType === "mouse" && !this.pointers.size && acts.point(null)); // a lifted finger leaves what it chose
     on("dblclick", (event) => this.smooth(event.shiftKey ? 0.5 : 2, ...this.at(event)));
     on("keydown", (event) => this.key(event));
     on("focus", () => !map.cursor && map.canvas.matches(":focus-visible") && acts.point(this.middle()));
@@ -70,8 +70,10 @@ class Gestures {
     if (there && this.moved < 5) {
       const cell = this.map.view.cellAt(...this.at(event));
       if (cell) {
+        const { cursor } = this.map;
+        const again = cursor?.query === cell.query && cursor.key === cell.key; // always so with a mouse
         this.acts.point(cell);
-        this.acts.choose(cell);
+        this.acts.choose(cell, again);
       }
     }
   }

@@ -231,7 +231,8 @@ class HeadMap {
     const words = view.scale >= 12;
     const top = words ? -pads.top + 17 : -pads.top + 30;
     const [entropy, distance, received] = [margins.entropy, margins.distance, margins.received];
-    const most = { entropy: Math.log(Math.max(2, view.S)), distance: largest(distance), received: largest(received) };
+    const upTo = (x) => (x < 1000 ? Number(ceiling(x, x < 10 ? 1 : 0)) : 1000 * ceiling(x / 1000, 1)); // printed, and what a full bar is
+    const most = { entropy: upTo(Math.log(Math.max(2, view.S))), distance: upTo(largest(distance)), received: Number(ceiling(largest(received), 1)) };
     context.fillStyle = colors.margin;
     this.bars(plot.height, view.y, entropy, (at, size, value) => context.fillRect(plot.width + 8, at, (band * value) / most.entropy, size));
     const apart = !this.manifest.keys; // tokens of two texts have no distance
@@ -245,10 +246,10 @@ class HeadMap {
     context.font = `10.5px ${colors.font}`;
     [context.textAlign, context.textBaseline] = ["left", "bottom"];
     const title = (name, most, x, y) => [...name.split("\n"), most].forEach((text, i, { length }) => context.fillText(text, x, y + 12 * (i + 1 - length)));
-    const longest = (x) => `≤${band < 30 ? "" : " "}${x < 1000 ? ceiling(x, x < 10 ? 1 : 0) : `${ceiling(x / 1000, 1)}k`}`;
+    const longest = (x) => `≤${band < 30 ? "" : " "}${x < 1000 ? x.toFixed(x < 10 ? 1 : 0) : `${(x / 1000).toFixed(1)}k`}`;
     title(band < 30 ? "ent." : "entropy", longest(most.entropy), plot.width + 8, -4);
     if (apart) title(band < 30 ? "dist." : "distance", longest(most.distance), plot.width + 16 + band, -4);
-    title(this.kind !== "rest" ? "received" : `received,${band > 30 ? " " : "\n"}with first`, `≤ ${ceiling(most.received, 1)}`, plot.width + 8, top + high);
+    title(this.kind !== "rest" ? "received" : `received,${band > 30 ? " " : "\n"}with first`, `≤ ${most.received.toFixed(1)}`, plot.width + 8, top + high);
   }
 
   // One bar per screen pixel or per bin, whichever is wider, with the mean of what it covers.

@@ -90,7 +90,7 @@ class Stage {
       new Gestures(map, {
         moved: () => this.moved(),
         point: (cell) => this.point(cell, map),
-        choose: (cell) => map.subject.side || this.app.lock(cell.query === this.app.locked() ? null : cell.query),
+        choose: (cell, again = true) => map.subject.side || this.app.lock(again && cell.query === this.app.locked() ? null : cell.query),
       });
     }
     fill(this.maps, ...this.shown.map((map) => map.root));
@@ -254,7 +254,7 @@ class Stage {
     const [drawn, than] = this.compared(second);
     const { manifest } = app.sides[drawn.side];
     if (!cell || cell.query >= manifest.T || cell.key >= manifest.S) {
-      fill(this.info, soft("Point at the map. Zoom with the wheel, a pinch, or + and −. Move by dragging or with the arrow keys."));
+      fill(this.info, soft("Point at the map, or tap it. Zoom with the wheel, a pinch, or + and −. Move by dragging or with the arrow keys."));
       return;
     }
     const [found, other] = await tracked(Promise.all([app.data.cell(drawn, cell.query, cell.key, app.kind), than && this.sameSize(this.minus) ? app.data.cell(than, cell.query, cell.key, app.kind) : null]));
@@ -350,7 +350,7 @@ class Stage {
     const all = this.app.kind === "rest" ? " They include the first token." : "";
     const { bin } = this.app.side.manifest;
     const binned = bin > 1 ? ` Each bar covers ${count(bin)} tokens: what they received together, and their mean entropy and distance.` : "";
-    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats${this.app.side.manifest.keys ? "" : " and mean distance in tokens"} of each query. A full bar is the number after ≤: the largest there is or, for entropy, the largest possible.${binned}${all}` });
+    return el("p", { class: "soft legend-name", text: `Bars: attention that each key received, summed over queries; entropy in nats${this.app.side.manifest.keys ? "" : " and mean distance in tokens"} of each query. A full bar is the number after ≤: the largest there is or, for entropy, the largest possible, rounded up.${binned}${all}` });
   }
 
   // Where the pictures of the file end, how to go on.

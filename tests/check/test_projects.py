@@ -318,7 +318,8 @@ def test_a_file_of_the_book_that_is_missing_is_replaced_by_an_import_of_ours(tmp
 
 
 def test_sizes_from_a_file_that_is_not_here_are_ours_to_choose(tmp_path):
-    settings = "with open('sizes.yml') as f:\n    sizes = f.read()\n\nWIDTH = sizes['width']\nHEADS = sizes['heads']\n\n\nclass"
+    settings = "with open('sizes.yml') as f:\n    sizes = f.read()\n\n"
+    settings += "WIDTH = sizes['width']\nHEADS = sizes['heads']\n\n\nclass"
     source = RIGHT.replace("class", settings, 1).replace("d_model, num_heads,", "d_model=WIDTH, num_heads=HEADS,")
     path = tmp_path / "attention.py"
     path.write_text(source)

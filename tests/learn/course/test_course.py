@@ -244,16 +244,10 @@ REPEATED = "key, value = key.repeat_interleave(group, 1), value.repeat_interleav
         ("masks-and-padding", {"weights = weights.masked_fill(~mask, 0.0)": "pass",
                                "reshape(B, T, E))": "reshape(B, T, E)).nan_to_num(0.0)"},
          {"a query that sees nothing": "with heads of 0, the bias of the output projection remains"}),
-        ("masks-and-padding", {"weights = weights.masked_fill(~mask, 0.0)": "pass",
-                               "self.out = nn.Linear(d_model, d_model)":
-                               "self.out = nn.Linear(d_model, d_model, bias=False)",
-                               "reshape(B, T, E))": "reshape(B, T, E)).nan_to_num(0.0)"},
-         {"a query that sees nothing": "makes the gradient of"}),
         *(("list-of-heads", {"d_model // num_heads) for": f"{width}) for", "nn.Linear(d_model, d_model)": out},
            {"the heads": f"every head is {wide} wide; expected d_model / num_heads = 4"})
           for width, wide, out in (("d_model", 12, "nn.Linear(num_heads * d_model, d_model)"),
-                                   ("d_model // num_heads * 2", 8, "nn.Linear(2 * d_model, d_model)"),
-                                   ("d_model // num_heads // 2", 2, "nn.Linear(d_model // 2, d_model)"))),
+                                   ("d_model // num_heads * 2", 8, "nn.Linear(2 * d_model, d_model)"))),
         ("tiny-gpt", {"self.norm = ": "self.place = nn.Parameter(torch.zeros(7))\n        self.norm = "},
          {"it learns": "place is made and never used"}),
     ],

@@ -223,3 +223,10 @@ def test_magic_says_what_it_misses(capsys):
     check_cell(Shell(), "", "x = 1")
     assert "defines no class" in capsys.readouterr().out
     assert last_class("class A: pass\nclass Head: pass\nclass B: pass") == "Head"
+
+
+def test_a_live_class_has_no_footnote_about_a_check_from_outside():
+    report = Report("right", fits="it fits", in_process=True)
+    assert "from outside" not in str(report)
+    assert "✓ it fits\n" in f"{report}\n"
+    assert "✓ it fits*\n" in str(Report("right", fits="it fits"))

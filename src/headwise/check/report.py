@@ -150,13 +150,13 @@ class Report:
             words = f"a known variant: {'; '.join(named)}" if named else EQUAL
             label = "RIGHT   " if self.verdict != "partial" else "RIGHT AS FAR AS TESTED  "
             lines = [label + words, *(INDENT + str(item) for item in self.certificate)]
-            lines += [f"{INDENT}{MARKS['verified']} {self.fits}{OWN}"] if self.fits else []
+            lines += [f"{INDENT}{MARKS['verified']} {self.fits}{'' if self.in_process else OWN}"] if self.fits else []
             marked = (
                 self.fits
                 or self.own_variants
                 or any(item.own and item.status != "not judged" for item in self.certificate)
             )
-            return [*lines, INDENT + FOOTNOTE] if marked else lines
+            return [*lines, INDENT + FOOTNOTE] if marked and not self.in_process else lines
         if self.verdict == "wrong":
             return [f"{INDENT}a variant: {'; '.join(self.variants)}"] if self.variants else []
         if self.verdict == "unfinished":

@@ -235,6 +235,21 @@ REPEATED = "key, value = key.repeat_interleave(group, 1), value.repeat_interleav
          {"the average of the values": "softmax(scores(query, key)) is (3, 5), value is (5, 2)"}),
         ("mask", {"causal_mask(x.shape[1]).to": "causal_mask(x.shape[0]).to"},
          {"the scaled head": "not judged", "the future is hidden": "~visible is (2 samples, 2 samples)"}),
+        # What the same weights make of it in another way.
+        ("cache-and-grouped-heads", {REPEATED: "query = query.unflatten(1, (group, -1)).transpose(1, 2)",
+                                     "query @ key.transpose(-2, -1)": "torch.einsum('bgrtd,bgsd->bgrts', query, key)",
+                                     "(weights @ value).transpose(1, 2)":
+                                     "torch.einsum('bgrts,bgsd->btrgd', weights, value)"},
+         {"the layer without a cache": "query heads 0 to 5 read key/value heads 0, 1, 0, 1, 0, 1; expected 0, 0, 0"}),
+        ("masks-and-padding", {"weights = weights.masked_fill(~mask, 0.0)": "pass",
+                               "reshape(B, T, E))": "reshape(B, T, E)).nan_to_num(0.0)"},
+         {"a query that sees nothing": "with heads of 0, the bias of the output projection remains"}),
+        *(("list-of-heads", {"d_model // num_heads) for": f"{width}) for", "nn.Linear(d_model, d_model)": out},
+           {"the heads": f"every head is {wide} wide; expected d_model / num_heads = 4"})
+          for width, wide, out in (("d_model", 12, "nn.Linear(num_heads * d_model, d_model)"),
+                                   ("d_model // num_heads * 2", 8, "nn.Linear(2 * d_model, d_model)"))),
+        ("tiny-gpt", {"self.norm = ": "self.place = nn.Parameter(torch.zeros(7))\n        self.norm = "},
+         {"it learns": "place is made and never used"}),
     ],
 )  # fmt: skip
 def test_every_mistake_is_told_where_it_is_and_nowhere_else(name, changes, told, tmp_path):

@@ -281,6 +281,22 @@ def test_half_of_the_operations_is_right_if_a_multiply_add_counts_as_one(capsys)
         ("memory", "FlashAttention avoids it", ["a fused"], []),
         ("memory", "FlashAttention writes the whole matrix to memory", [], ["a fused"]),
         ("grouped", "fewer queries are stored", [], ["several query", "the cache"]),
+        ("complexity", "O(T E^2) for the scores and O(T^2 E) for the projections", [], ["the scores", "the proj"]),
+        ("complexity", "The scores cost T·E², the projections cost T²·E.", [], ["the scores", "the projections"]),
+        ("complexity", "projections: O(n^2 d); attention scores: O(n d^2)", [], ["the scores", "the projections"]),
+        ("complexity", "O(T^2 E) for the scores and O(T E^2) for the projections", ["the scores", "the proj"], []),
+        ("complexity", "projections: O(n d^2); attention scores: O(n^2 d)", ["the scores", "the projections"], []),
+        ("memory", "a fused kernel doubles it because it stores the backward pass", [], ["a fused"]),
+        (
+            "memory",
+            "a fused kernel needs twice the memory because it stores the weights for the backward pass",
+            [],
+            ["a fused"],
+        ),
+        ("cache", "2048 numbers per token, 4 KiB", [], []),
+        ("cache", "1024 numbers per token, 2 KiB", ["its size"], []),
+        ("flops", "2.15 GFLOPs for the projections", ["the projections"], []),
+        ("flops", "2.1 GFLOP for the projections", ["the projections"], []),
     ],
 )
 def test_a_number_counts_for_what_it_is_said_of_in_its_own_unit(name, answer, said, wrong):

@@ -35,6 +35,60 @@ def _fewer(space: Space) -> None:
             )
 
 
+def _neighbors_share(space: Space) -> None:
+    """Fail if query head h does not read key/value head h // (heads in a group)."""
+    for heads, few in ((6, 2), (6, 3), (4, 2)):
+        read = _heads_read(made(space, "GroupedAttention", 24, heads, few).double(), heads, few)
+        wanted = [head * few // heads for head in range(heads)]
+        if read not in ([], wanted):
+            raise WrongPartError(
+                f"query heads 0 to {heads - 1} read key/value heads {', '.join(map(str, read))}; expected "
+                f"{', '.join(map(str, wanted))}, so that neighbors share one"
+            )
+
+
+def _heads_read(layer: nn.Module, heads: int, few: int) -> list[int]:
+    """The key/value head that every query head reads; empty if the projections are laid out in an unknown way.
+
+    Rows of a projection that make one head are changed. Those of a query head change one of the merged heads, those
+    of a key/value head the heads of its group.
+    """
+    x, width = torch.randn(1, 5, 24, dtype=torch.float64), 24 // heads
+    named = [parameter for parameter in layer.parameters() if parameter.dim() == 2 and parameter.shape[1] == 24]
+    out = next((parameter for parameter, sums in _slopes(layer, x, named) if _same_rows(sums)), None)
+    if out is None:
+        return []
+
+    def merged() -> torch.Tensor:
+        ((_, sums),) = _slopes(layer, x, [out])
+        return sums[0].view(heads, width)
+
+    before, changed = merged(), list[list[int]]()
+    for rows in (rows for p in named if p is not out and p.shape[0] % width == 0 for rows in p.detach().split(width)):
+        kept = rows.clone()
+        rows.add_(torch.randn_like(rows))
+        changed.append(((merged() - before).abs().amax(1) > 1e-9).nonzero().flatten().tolist())
+        rows.copy_(kept)
+    queries = [found[0] for found in changed if len(found) == 1]
+    groups = list(dict.fromkeys(tuple(found) for found in changed if len(found) == heads // few))
+    members = sorted(head for group in groups for head in group)
+    if len(changed) != heads + 2 * few or not sorted(queries) == members == [*range(heads)]:
+        return []
+    return [next(i for i, group in enumerate(groups) if head in group) for head in queries]
+
+
+def _slopes(
+    layer: nn.Module, x: torch.Tensor, parameters: list[nn.Parameter]
+) -> list[tuple[nn.Parameter, torch.Tensor]]:
+    """Parameters with the gradient of the sum of the output; for an output projection, it is the sum of its input."""
+    found = torch.autograd.grad(_called(layer, x)[0].sum(), parameters, allow_unused=True)
+    return [(p, slope) for p, slope in zip(parameters, found, strict=True) if slope is not None]
+
+
+def _same_rows(slope: torch.Tensor) -> bool:
+    return slope.shape[0] == 24 and torch.allclose(slope, slope[:1].expand_as(slope), atol=1e-12)
+
+
 def _called(layer: nn.Module, *inputs: Any) -> tuple[torch.Tensor, Any]:
     """The output and the cache of a call."""
     found = layer(*inputs)
@@ -152,6 +206,7 @@ CACHE = Exercise(
             "Neighbors: repeat each key/value head for its group with repeat_interleave along the head axis.",
             "key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)",
             steps=tuple(range(1, 11)),
+            last=_neighbors_share,
         ),
         Part(
             "what the cache holds",
@@ -339,9 +394,10 @@ def _change(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def _all_used(block: nn.Module, *, are_norms: bool) -> None:
     """Fail if the block has a norm, or another layer, that its output does not depend on."""
+    modules = dict(block.named_modules())
     for name in unused(block, block(torch.randn(2, 5, 12))):
-        if isinstance(block.get_submodule(name), NORMS) == are_norms:
-            raise WrongPartError(f"{name or 'a parameter'} is made and never used")
+        if isinstance(modules.get(name), NORMS) == are_norms:
+            raise WrongPartError(f"{name} is made and never used")
 
 
 def _nonlinear(space: Space) -> None:

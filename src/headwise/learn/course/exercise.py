@@ -36,6 +36,7 @@ class Part:
         line: the third hint, the line of code.
         test: raises `WrongPartError` if the part is wrong; None if the checker judges it.
         steps: the steps of attention that it stands for; findings of the checker on them belong to this part.
+        last: a test of what neither of them sees; it is tried if they find nothing.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Part:
     line: str
     test: Callable[[Space], None] | None = None
     steps: tuple[int, ...] = ()
+    last: Callable[[Space], None] | None = None
 
     def hint(self, level: int) -> str:
         """A hint, from 1 (a question) to 3 (the line)."""
@@ -206,8 +208,9 @@ def _number(value: float, *, is_truth: bool) -> str:
 
 
 def unused(layer: torch.nn.Module, output: torch.Tensor) -> list[str]:
-    """The names of the layers with parameters that an output does not depend on."""
+    """The names of layers with parameters, and of the layer's own parameters, that an output does not depend on."""
     parameters = dict(layer.named_parameters())
     found = torch.autograd.grad(output.sum(), [*parameters.values()], allow_unused=True)
-    used = {name.rpartition(".")[0] for name, grad in zip(parameters, found, strict=True) if grad is not None}
-    return [name for name in dict.fromkeys(name.rpartition(".")[0] for name in parameters) if name not in used]
+    owners = [name.rpartition(".")[0] or name for name in parameters]
+    used = {name for name, grad in zip(owners, found, strict=True) if grad is not None}
+    return [name for name in dict.fromkeys(owners) if name not in used]

@@ -187,6 +187,13 @@ class _Judge:
 
     def words(self, part: Part) -> str:
         """What is wrong with a part, or nothing."""
+        words = self._first_words(part)
+        if words or part.last is None:
+            return words
+        tried = self._tried(functools.partial(part.last, self.space))
+        return "" if tried.raised else tried.words
+
+    def _first_words(self, part: Part) -> str:
         if part.test is None:
             return self._by_checker(part)
         with self.space.watched() as used:

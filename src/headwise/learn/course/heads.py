@@ -2,10 +2,27 @@
 
 import torch
 
-from headwise.learn.course.exercise import DocumentedCall, Exercise, Part, Space, WrongPartError, close, needs
+from headwise.learn.course.exercise import DocumentedCall, Exercise, Part, Space, WrongPartError, close, made, needs
 from headwise.learn.course.pieces import source
 
 B, T, H, D = 2, 5, 3, 7
+
+
+def _width(space: Space) -> None:
+    """Fail if the sizes of all matrices are those of heads of another width, side by side."""
+    for d_model, heads in ((12, 3), (24, 4)):
+        layer = made(space, "HeadList", d_model, heads)
+        layer(torch.randn(2, 5, d_model))  # what does not fit raises an error, which is told elsewhere
+        shapes = [sorted(p.shape) for p in layer.parameters() if p.dim() == 2]
+        count = sum(rows * columns for rows, columns in shapes)
+        for width in range(1, 2 * d_model + 1):
+            is_it = count == 4 * heads * d_model * width and sorted((heads * width, d_model)) in shapes
+            if is_it and width != d_model // heads:
+                raise WrongPartError(
+                    f"with d_model {d_model} and {heads} heads, every head is {width} wide; expected d_model / "
+                    f"num_heads = {d_model // heads}"
+                )
+
 
 LIST = Exercise(
     "list-of-heads",
@@ -57,6 +74,7 @@ LIST = Exercise(
             "nn.ModuleList holds one causal head of width d_model // num_heads for every head.",
             "self.heads = nn.ModuleList(SmallHead(d_model, d_model // num_heads) for _ in range(num_heads))",
             steps=(1, 2, 3, 4, 5, 6, 7, 8),
+            last=_width,
         ),
         Part(
             "the concatenation",

@@ -67,6 +67,30 @@ def _sees_nothing(space: Space) -> None:
             f"a query that sees no key still reads {reads}: the first number of its output is {found[0]:.3g} for one "
             f"text and {other[0]:.3g} for another; with heads of 0 it is the same for every text"
         )
+    _heads_are_zero(layer, x, mask)
+
+
+def _heads_are_zero(layer: torch.nn.Module, x: torch.Tensor, mask: torch.Tensor) -> None:
+    """Fail if query 2, which sees no key, is set to 0 after the output projection, or makes gradients NaN.
+
+    The bias of the output projection is what an output changes with one to one, whether its query sees a key or not.
+    """
+    parameters = dict(layer.named_parameters())
+    found = layer(x, mask)
+
+    def slopes(output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return torch.autograd.grad(output.sum(), [*parameters.values()], retain_graph=True, allow_unused=True)
+
+    seeing, blind = ([g is not None and g.dim() == 1 and bool((g == 1).all()) for g in slopes(found[0, i])]
+                     for i in (0, 2))  # fmt: skip
+    if any(seeing) and not any(blind):
+        raise WrongPartError(
+            f"a query that sees no key has the output {found[0, 2, 0]:.3g}, …; with heads of 0, the bias of the output "
+            "projection remains: the weights become 0, not the output"
+        )
+    for name, slope in zip(parameters, slopes(found), strict=True):
+        if slope is not None and not slope.isfinite().all():
+            raise WrongPartError(f"a query that sees no key makes the gradient of {name} NaN, though not the output")
 
 
 MASKS = Exercise(

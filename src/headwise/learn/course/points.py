@@ -17,6 +17,12 @@ BYTES = re.compile(r"(\d[\d,_]*(?:\.\d+)?)\s?(kilo|mega|giga|[kmg]?)i?(?:b|bytes
 CLAUSES = re.compile(r"[,;:]\s|\b(?:and|but|while|so)\b|(?<=[.!?])\s+|\n+")
 PIECES = re.compile(CLAUSES.pattern + r"|\bplus\b|\s\+\s")
 SENTENCES = re.compile(r"(?<=[.!?;])\s+|\n+")
+SWAPPED = (  # an amount right beside the subject that it does not belong to, in one clause
+    r"(score|attention)\w*( (cost|take|need|are|is|\w+ing))?:? (O\()?[TnNL]? ?[·*]? ?[dE](²|\^2|\*\*2)|"
+    r"O\([TnNL]? ?[·*]? ?[dE](²|\^2|\*\*2)\) (for|in) (the )?(attention )?scores?|"
+    r"project\w*( (cost|take|need|are|is|\w+ing))?:? (O\()?[TnNL](²|\^2|\*\*2)|"
+    r"O\([TnNL](²|\^2|\*\*2) ?[·*]? ?[dE]?\) (for|in) (the )?project"
+)
 IN_PAIRS = re.compile(r"MAC|FMA|multipl", re.IGNORECASE)
 RESULT = re.compile(r"=|\b(?:so|therefore|thus|hence|that is|altogether|in total)\b|→|⇒")
 ENTRIES = r"\b(numbers?|elements?|entries|values|floats|scalars)\b"
@@ -91,6 +97,8 @@ class Point:
     def _stored(self, answer: str) -> PointFound | None:
         """What the last number of bytes in an answer says, for the dtype that it names; None if that is nothing."""
         named = [size for size, words in DTYPES.items() if re.search(words, answer, re.IGNORECASE)] or [*DTYPES]
+        if any(self._miscounted(clause) for clause in CLAUSES.split(answer)):
+            return None
         claims = [claim for claim in _bytes(answer) if max(claim.values) >= SMALLEST_CLAIM]
         if not claims:
             clauses = CLAUSES.split(answer)
@@ -108,6 +116,15 @@ class Point:
         counts = self._items_of(clause)
         wanted = counts if re.search(ENTRIES, clause, re.IGNORECASE) else [size * n for size in sizes for n in counts]
         return bool({number.value({}) for number in expressions(clause) if not number.letters} & {*wanted})
+
+    def _miscounted(self, clause: str) -> bool:
+        """Whether a clause has a number of entries for one token that is not that of this point."""
+        if not (self.ideas and re.search(ENTRIES, clause, re.IGNORECASE) and re.search(OF_ONE, clause, re.IGNORECASE)):
+            return False
+        claimed = [number.value({}) for number in expressions(clause) if not number.letters]
+        counts = {*self._items_of(clause)}
+        large = [value for value in claimed if value >= SMALLEST_CLAIM]
+        return bool(large) and not counts & {*claimed} and not re.search(SHARES, clause, re.IGNORECASE)
 
     def _items_of(self, clause: str) -> list[int]:
         return [count for count, other in self.items if not re.search(other, clause, re.IGNORECASE)]
@@ -359,7 +376,10 @@ POINTS = {
             ),
             unless=r"\bnot quadratic|(quadratic|squared?) (in|of) (the )?(model )?width|width squared|"
             r"d_model squared|always|^(?!.*(score|attention|QK|pair|map|softmax|[dE]" + SQUARE + r"|d_model)).*project",
-            against=r"linear(ly)? (in|with) (the )?(\w+ )?" + LENGTH + r"|O\( ?[TnLN] ?\)|O\([TnLN] ?(\^ ?3|³)|"
+            against=SWAPPED
+            + r"|linear(ly)? (in|with) (the )?(\w+ )?"
+            + LENGTH
+            + r"|O\( ?[TnLN] ?\)|O\([TnLN] ?(\^ ?3|³)|"
             r"cubic|\b[TnLN] log|O\(1\)",
         ),
         Point(
@@ -371,7 +391,7 @@ POINTS = {
                 r"(four times|quadrupl|fourfold)|quadratic in (the )?(width|d|E|dim)",
             ),
             formulas=(of_width, projections),
-            against=r"O\( ?(d|E|d_model) ?\) in (the )?(model )?(width|dim|d\b)|"
+            against=SWAPPED + r"|O\( ?(d|E|d_model) ?\) in (the )?(model )?(width|dim|d\b)|"
             r"project\w* \w+ (linear in (the )?(model )?(width|d\b|d_model|dim)|free|O\([nT](\^2|²)\))",
         ),
         Point(
@@ -492,7 +512,8 @@ POINTS = {
         ),
         Point(
             "together 4,294,967,296, or 4.29 G",
-            unless=r"\b(project\w*|scores?|products?|linear layers?) (take|need|cost|are|require)",
+            unless=r"\b(project\w*|scores?|products?|linear layers?) (take|need|cost|are|require)|"
+            r"\b(for|in) (all |the )*(four )?(project\w*|linear layers?|scores?|attention)\W*$",
             total=4_294_967_296,
             exact=False,
             if_half="Yours is right if a multiply-add counts as one",
@@ -529,7 +550,8 @@ POINTS = {
         Point(
             "training keeps them for the backward pass",
             (r"backward|backprop|gradient|train|autograd", r"keep|kept|sav|stor|need|hold|held|remember|stay"),
-            unless=r"^(?!.*(train|autograd|naive|otherwise|without)).*recomput|"
+            unless=r"(flash|kernel|fused)\w* (\w+ ){0,4}(doubl|twice|more memory|stor|keep|sav)|"
+            r"^(?!.*(train|autograd|naive|otherwise|without)).*recomput|"
             r"thrown|not need|needs? (no|nothing)|inference only|discard|not (store|keep|save)",
             against=r"training needs no|needs nothing|(not|n't) (stored?|kept|saved?|needed) (for|in) (the )?back",
         ),
@@ -542,7 +564,8 @@ POINTS = {
             ),
             unless=r"compress|disk|stores the (whole |full )?matrix|skips|approximat",
             against=r"(flash|kernel)\w*([- ]?attention)? (still )?"
-            r"((stores|writes|keeps) (the|all)|(is an )?approximat|skips|compresses)",
+            r"((stores|writes|keeps) (the|all)|(doubles|needs twice|needs more)\b|"
+            r"(is an )?approximat|skips|compresses)",
         ),
     ),
     "root": (

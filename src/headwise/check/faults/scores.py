@@ -372,6 +372,8 @@ def _scale_words(total: float, D: int, literal: bool) -> str:
         return f"they are multiplied by {total:.4g}, where they should be divided by {right}"
     divisor, square = 1 / total, round(1 / total**2)
     root = square > 1 and divisor > 0 and near(divisor**2, square) and not near(divisor, round(divisor))
+    if literal and math.isclose(divisor, math.sqrt(D), rel_tol=1e-2):  # right for these heads only
+        return f"they are always divided by {divisor:.4g}, which is √{D}: a number written into the code"
     written = ", a number written into the code" if literal else ""
     return f"they are divided by {f'√{square} = ' if root else ''}{divisor:.4g}{written}, not by {right}"
 

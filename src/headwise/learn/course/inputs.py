@@ -126,7 +126,8 @@ MASKS = Exercise(
             def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
                 """mask: True where a query may see a key; anything that broadcasts to (B, H, T, T). None hides nothing.
 
-                A query that sees no key reads nothing: its heads are 0, not NaN.
+                A query that sees no key reads nothing: its heads are 0, not NaN,
+                and its gradients are finite.
                 x (B, T, d_model) → (B, T, d_model)
                 """
                 $scores_of_all_heads

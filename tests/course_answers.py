@@ -600,7 +600,7 @@ SAME = [
 RAISING = [
     ("one-head", "super().__init__()", "pass", "the three projections", "`super().__init__()` is not called", []),
     ("one-head", "self.key(x)", "self.key", "the scores", "is a layer used that was not called?", None),
-    ("one-head", "scores.softmax(-1)", "torch.softmax(scores)", "the softmax", 'arguments: "dim"', ["✓", "✓"]),
+    ("one-head", "scores.softmax(-1)", "torch.softmax(scores)", "the softmax", "gives no dim", ["✓", "✓"]),
     ("scale", "math.sqrt(query.shape[-1])", "torch.sqrt(query.shape[-1])", "the scale", "is given the int 7",
      ["✓", "·"]),
     ("mask", "~visible", "~visibl", "the future is hidden", "name 'visibl'", ["✓", "·"]),

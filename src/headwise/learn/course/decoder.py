@@ -81,7 +81,9 @@ def _slopes(
     layer: nn.Module, x: torch.Tensor, parameters: list[nn.Parameter]
 ) -> list[tuple[nn.Parameter, torch.Tensor]]:
     """Parameters with the gradient of the sum of the output; for an output projection, it is the sum of its input."""
-    found = torch.autograd.grad(_called(layer, x)[0].sum(), parameters, allow_unused=True)
+    returned = layer(x)
+    output = returned[0] if isinstance(returned, tuple) else returned  # the cache is looked at in a part of its own
+    found = torch.autograd.grad(output.sum(), parameters, allow_unused=True)
     return [(p, slope) for p, slope in zip(parameters, found, strict=True) if slope is not None]
 
 
